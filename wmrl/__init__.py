@@ -1,0 +1,1 @@
+"""WMRL: reinforcement learning that lets a world model predict most outcomes and corrects it with a thin stream of real ones."""
