@@ -1,0 +1,71 @@
+"""An ensemble of small residual networks that predict a whole action chunk in one call.
+
+Shape legend: E ensemble members, B rows, F features, P proprioception, S = F + P state, C = H x A numbers of a chunk, W width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class MemberLinear(nn.Module):
+    """E independent linear layers as one batched product: (E, B, I) -> (E, B, O)."""
+
+    def __init__(self, members: int, inputs: int, outputs: int, *, zero: bool = False) -> None:
+        super().__init__()
+        scale = 0.0 if zero else inputs**-0.5
+        self.weight = nn.Parameter(torch.randn(members, inputs, outputs) * scale)
+        self.bias = nn.Parameter(torch.zeros(members, 1, outputs))
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Batched affine map."""
+        return torch.baddbmm(self.bias, values, self.weight)
+
+
+class MemberBlock(nn.Module):
+    """Pre-LayerNorm residual block. LayerNorm bounds extrapolation (NEUBAY, arXiv 2512.04341)."""
+
+    def __init__(self, members: int, width: int) -> None:
+        super().__init__()
+        self.first = MemberLinear(members, width, width)
+        self.second = MemberLinear(members, width, width, zero=True)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(E, B, W) -> (E, B, W)."""
+        normed = functional.layer_norm(hidden, hidden.shape[-1:])
+        return hidden + self.second(functional.silu(self.first(normed)))
+
+
+class ChunkEnsemble(nn.Module):
+    """Predicts, per member, the state after a chunk and the probability that the task is solved within it.
+
+    The success head reads (state, action) rather than the predicted next state: the prototype measured a replay AUROC of 0.87-0.90 with the
+    former and 0.79-0.83 with the latter. The whole chunk goes in, since averages lose the timing of the gripper.
+    """
+
+    def __init__(self, state_size: int, chunk_size: int, *, members: int, width: int, blocks: int) -> None:
+        super().__init__()
+        self.members = members
+        self.enter = MemberLinear(members, state_size + chunk_size, width)
+        self.blocks = nn.Sequential(*[MemberBlock(members, width) for _ in range(blocks)])
+        self.change = MemberLinear(members, width, state_size, zero=True)
+        self.outcome_enter = MemberLinear(members, state_size + chunk_size, width)
+        self.outcome_blocks = nn.Sequential(MemberBlock(members, width))
+        self.outcome = MemberLinear(members, width, 1, zero=True)
+        self.register_buffer("state_mean", torch.zeros(state_size))
+        self.register_buffer("state_scale", torch.ones(state_size))
+        self.register_buffer("change_scale", torch.ones(state_size))
+
+    def forward(self, state: Tensor, chunk: Tensor) -> tuple[Tensor, Tensor]:
+        """state (E, B, S), chunk (E, B, C) -> next state (E, B, S), success logit (E, B)."""
+        change, logit = self.normalised(state, chunk)
+        return state + change * self.change_scale, logit
+
+    def normalised(self, state: Tensor, chunk: Tensor) -> tuple[Tensor, Tensor]:
+        """As `forward`, with the change in units of its own deviation, which is what the loss compares."""
+        inputs = torch.cat([((state - self.state_mean) / self.state_scale).clamp(-8.0, 8.0), chunk], dim=-1)
+        hidden = functional.layer_norm(self.blocks(self.enter(inputs)), (self.enter.bias.shape[-1],))
+        outcome = functional.layer_norm(self.outcome_blocks(self.outcome_enter(inputs)), (self.enter.bias.shape[-1],))
+        return self.change(hidden), self.outcome(outcome)[..., 0]
