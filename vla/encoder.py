@@ -83,6 +83,7 @@ class VisionLanguageEncoder(nn.Module):
         self.proprio = nn.Linear(config.proprio_size, width)
         self.language = nn.Linear(config.language_size, width)
         self.readout = nn.Parameter(torch.randn(config.readouts, width) * 0.02)
+        self.goal = nn.Linear(config.language_size, config.readouts * width)
         layer = nn.TransformerEncoderLayer(
             width, config.heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
         )
@@ -103,11 +104,12 @@ class VisionLanguageEncoder(nn.Module):
 
     def forward(self, frames: dict[str, Tensor], proprio: Tensor, language: Tensor) -> Tensor:
         """Frames camera -> (B, S, S, 3) uint8, normalised proprio (B, P), language (B, L) -> features (B, F)."""
-        batch = proprio.shape[0]
         tokens = [self.images[camera](frames[camera]) for camera in self.config.cameras]
         # unit-length sentence vectors have entries of about 0.05: scaled to unit deviation like the other inputs
         words = language * self.config.language_size**0.5
-        tokens += [self.proprio(proprio)[:, None], self.language(words)[:, None], self.readout.expand(batch, -1, -1)]
+        # the instruction also forms the readout's queries: where to look depends on it, and few demonstrations teach that quickly
+        readout = self.readout + self.goal(words).unflatten(1, self.readout.shape)
+        tokens += [self.proprio(proprio)[:, None], self.language(words)[:, None], readout]
         trunk = self.trunk(torch.cat(tokens, dim=1))
         return self.norm(trunk[:, -self.config.readouts :]).flatten(1)
 

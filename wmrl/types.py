@@ -80,7 +80,8 @@ class Step:
 
     reward (B,) finite; status (B,) `Status` values (rows that had ended keep their status and get reward 0);
     seconds (B,) time the row's execution took; alive (B,) the probability that a row is still running after this decision
-    (1 or 0 in a real world; an imagined world may end rollouts softly, see `Rollouts.mask`).
+    (1 or 0 in a real world; an imagined world may end rollouts softly, see `Rollouts.mask`); variance (B,) of the return so far,
+    where a world model knows it.
     """
 
     observation: Observation
@@ -88,6 +89,7 @@ class Step:
     status: Tensor
     seconds: Tensor
     alive: Tensor
+    variance: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -64,12 +64,11 @@ class ImaginedEnvironment:
             self._status[done & (self._alive < 0.5)] = int(Status.SUCCESS)
             self._status[done & (self._alive >= 0.5)] = int(Status.TIME_LIMIT)
         seconds = torch.full((len(reward),), (time.perf_counter() - begin) / len(reward))
-        return Step(self._observation(), reward, self._status.clone(), seconds, self._alive.clone())
+        return Step(self._observation(), reward, self._status.clone(), seconds, self._alive.clone(), self._member_alive.var(0))
 
     def _observation(self) -> Observation:
         return {
             "features": self._state[:, : self._feature_size],
             "proprio": self._state[:, self._feature_size :],
             "language": self._language,
-            "variance": self._member_alive.var(0),
         }

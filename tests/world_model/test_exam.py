@@ -1,0 +1,80 @@
+"""What the exam promises: known answers, folds that never judge their own data, and a veto for a model that believes in everything."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.world_model.conftest import HORIZON, STARTS, record_rollouts
+from world_model.exam import Exam, ExamConfig, best_of_group, cross_fit, examine, sign_agreement
+from wmrl.types import Rollouts
+
+
+def grouped() -> Rollouts:
+    """Eight groups of eight members."""
+    starts = [start for start in STARTS[:8] for _ in range(8)]
+    return record_rollouts(starts, seed=4)
+
+
+def twin_of(real: Rollouts, returns: torch.Tensor) -> Rollouts:
+    rewards = torch.zeros_like(real.rewards)
+    rewards[:, -1] = returns
+    return replace(real, rewards=rewards, mask=torch.ones_like(real.mask), imagined=True)
+
+
+def hazards_of(real: Rollouts, success: torch.Tensor) -> torch.Tensor:
+    """Two agreeing members that put all probability on the last taken decision."""
+    last = real.mask.sum(1).long() - 1
+    hazards = torch.zeros(2, *real.rewards.shape)
+    hazards[:, torch.arange(len(real)), last] = success
+    return hazards
+
+
+def exam_of(success: torch.Tensor, real: Rollouts) -> Exam:
+    return examine(real, hazards_of(real, success), twin_of(real, success), 0.0, ExamConfig())
+
+
+def test_a_perfect_model_is_green_with_known_numbers() -> None:
+    real = grouped()
+    exam = exam_of(real.returns(), real)
+    assert exam.verdict == "GREEN"
+    assert (exam.auroc, exam.brier, exam.false_success, exam.gap, exam.sign_agreement) == (1.0, 0.0, 0.0, 0.0, 1.0)
+    assert exam.within_start_twin == pytest.approx(1.0)
+    group, outcome = real.group_index(), real.returns()
+    expected = torch.stack([outcome[group == i].max() - outcome[group == i].mean() for i in range(8)]).mean().item()
+    assert exam.best_of_group_gain == pytest.approx(expected)
+    assert exam.rollouts == 64 and exam.groups == 8 and len(exam.auroc_by_decision) == HORIZON
+
+
+def test_a_model_that_believes_in_everything_is_vetoed() -> None:
+    real = grouped()
+    exam = exam_of(torch.full((64,), 0.95), real)
+    assert exam.verdict == "RED" and exam.false_success == 1.0
+    assert exam.gap == pytest.approx(0.95 - real.returns().mean().item(), abs=1e-5)
+
+
+def test_a_reversed_model_is_vetoed() -> None:
+    real = grouped()
+    exam = exam_of(0.4 - 0.3 * real.returns(), real)
+    assert exam.verdict == "RED" and exam.within_start_twin == pytest.approx(-1.0)
+    assert exam.sign_agreement == 0.0
+
+
+def test_sign_agreement_and_best_of_group_on_paper() -> None:
+    outcome, group = torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.tensor([0, 0, 1, 1])
+    assert sign_agreement(outcome, torch.tensor([0.9, 0.1, 0.8, 0.3]), group) == 0.5
+    assert sign_agreement(outcome, torch.zeros(4), group) == 0.5
+    assert best_of_group(outcome, torch.tensor([0.9, 0.1, 0.8, 0.3]), group)[0] == pytest.approx(0.0)
+
+
+def test_folds_are_whole_groups_and_cover_everything_once() -> None:
+    real, seen = grouped(), []
+
+    def examine_fold(training: Rollouts, held_out: Rollouts) -> None:
+        assert not {s.group_key for s in training.starts} & {s.group_key for s in held_out.starts}
+        seen.extend(held_out.starts)
+
+    cross_fit(real, None, 2, examine_fold)
+    assert sorted(s.seed for s in seen) == sorted(s.seed for s in real.starts)
+    with pytest.raises(ValueError, match="at least 9 groups"):
+        cross_fit(real, None, 9, examine_fold)

@@ -1,0 +1,143 @@
+"""The configuration of a robot run: one frozen dataclass that every robot command reads; the YAML in configs/ only names choices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tasks.task import get_task
+from vla.imitation import ImitationConfig
+from vla.policy import PolicyConfig
+from world_model.decoder import DecoderConfig
+from world_model.exam import ExamConfig
+from world_model.latent import LatentConfig
+from wmrl.correction import CorrectionConfig
+from wmrl.objective import ObjectiveConfig
+
+STARTS_PER_SEED = 20_000
+"""Training starts that one run seed may use; run seeds use disjoint ones."""
+
+
+@dataclass(frozen=True)
+class SimulatorConfig:
+    """The real world: `width` rollouts at once in `workers` processes; results depend on the width, never on the workers."""
+
+    width: int = 16
+    workers: int = 2
+    timeout_seconds: float = 120.0
+
+    def __post_init__(self) -> None:
+        if self.width < 1 or self.workers < 1:
+            raise ValueError(f"expected at least 1 row and 1 worker, got width={self.width}, workers={self.workers}")
+
+
+@dataclass(frozen=True)
+class CollectConfig:
+    """Scripted demonstrations, half of them for each goal. `action_noise` is the deviation of the executed from the commanded action."""
+
+    demonstrations: int = 24
+    action_noise: float = 0.2
+
+    def __post_init__(self) -> None:
+        if self.demonstrations < 1:
+            raise ValueError(f"expected at least 1 demonstration, got {self.demonstrations}")
+        if self.action_noise < 0:
+            raise ValueError(f"expected action_noise >= 0, got {self.action_noise}")
+
+
+@dataclass(frozen=True)
+class WorldModelConfig:
+    """What the world model first learns from: groups of rollouts of the base policy and chunk-committed perturbed demonstrations."""
+
+    base_groups: int = 16
+    perturbed: int = 32
+    latent: LatentConfig = field(default_factory=LatentConfig)
+    exam: ExamConfig = field(default_factory=ExamConfig)
+
+    def __post_init__(self) -> None:
+        if self.base_groups < self.exam.folds:
+            raise ValueError(f"expected at least {self.exam.folds} base groups (one per exam fold), got {self.base_groups}")
+        if self.perturbed < 0:
+            raise ValueError(f"expected perturbed >= 0, got {self.perturbed}")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Reinforcement learning: `steps` steps of `groups` real groups of `group_size` rollouts each, in every mode."""
+
+    steps: int = 12
+    groups: int = 4
+    group_size: int = 8
+    imagined_starts: int = 256
+    """Real start states that imagination may begin at; each is rendered once, none is executed."""
+    imagined_width: int = 256
+    refresh_every: int = 1
+    correction: CorrectionConfig = field(default_factory=CorrectionConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+
+    def __post_init__(self) -> None:
+        if self.group_size < 2:
+            raise ValueError(f"expected group_size >= 2 (advantages compare the members of a group), got {self.group_size}")
+        for name in ("steps", "groups", "refresh_every", "imagined_starts", "imagined_width"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"expected train.{name} >= 1, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """The final exam of the policies on frozen test starts; greedy and sampled decoding, the same starts for every policy."""
+
+    episodes: int = 200
+    split: str = "test"
+    swap_episodes: int = 50
+    """Episodes with the wrong instruction, base policy, greedy: success must fall."""
+    videos: int = 4
+
+    def __post_init__(self) -> None:
+        if self.episodes < 1:
+            raise ValueError(f"expected at least 1 evaluation episode, got {self.episodes}")
+        if self.split not in ("validation", "test"):
+            raise ValueError(f"expected evaluate.split validation or test, got {self.split!r}: training starts are no evaluation")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything a robot run depends on. `base` names another run folder whose demonstrations, base policy, base rollouts and world
+    model are used instead of making them again: how several arms are compared from one beginning."""
+
+    name: str = "demo"
+    runs: Path = Path("runs")
+    base: Path | None = None
+    seed: int = 0
+    threads: int = 2
+    device: str = "cpu"
+    task: str = "lift_cube"
+    simulator: SimulatorConfig = field(default_factory=SimulatorConfig)
+    collect: CollectConfig = field(default_factory=CollectConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    imitate: ImitationConfig = field(default_factory=ImitationConfig)
+    world_model: WorldModelConfig = field(default_factory=WorldModelConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    decoder: DecoderConfig = field(default_factory=DecoderConfig)
+
+    def __post_init__(self) -> None:
+        task = get_task(self.task)
+        task.num_decisions(self.policy.chunk)
+        unknown = [camera for camera in self.policy.encoder.cameras if camera not in task.cameras]
+        if unknown:
+            raise ValueError(f"expected cameras out of {list(task.cameras)} for task {self.task}, got {unknown}; set policy.encoder.cameras")
+        if not self.name or "/" in self.name:
+            raise ValueError(f"expected a run name without slashes, got {self.name!r}; the folder is runs/<name>")
+        if self.seed < 0:
+            raise ValueError(f"expected seed >= 0, got {self.seed}")
+        if self.threads < 1:
+            raise ValueError(f"expected at least 1 thread, got {self.threads}")
+        goals = len(task.goals)
+        if self.collect.demonstrations < goals:
+            raise ValueError(f"expected at least one demonstration for each of the {goals} goals, got {self.collect.demonstrations}")
+
+    @property
+    def folder(self) -> Path:
+        """runs/<name>."""
+        return self.runs / self.name

@@ -1,0 +1,194 @@
+"""The exam of a robot world model: what it says about recorded real rollouts that it never saw, before any imagined update.
+
+Shape legend: B rollouts, T decisions, E ensemble members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wmrl.statistics import auroc, brier_score, paired_bootstrap, wilson_interval, within_group_correlation
+from wmrl.types import Rollouts, concatenate
+
+
+@dataclass(frozen=True)
+class ExamConfig:
+    """Limits of the verdict, and the number of folds when a model is examined on the data it learns from."""
+
+    folds: int = 2
+    red_correlation: float = 0.0
+    """RED when the upper bound of the within-start correlation lies below this."""
+    red_false_success: float = 0.5
+    """RED when more than this share of real failures is imagined as success."""
+    green_correlation: float = 0.4
+    green_gap: float = 0.10
+
+    def __post_init__(self) -> None:
+        if self.folds < 2:
+            raise ValueError(f"expected at least 2 folds (a model may not judge its own training data), got {self.folds}")
+
+
+@dataclass(frozen=True)
+class Exam:
+    """The result; every number with the count it rests on. `verdict` is GREEN, AMBER or RED; RED is a veto."""
+
+    verdict: str
+    reasons: tuple[str, ...]
+    rollouts: int
+    groups: int
+    real_success: float
+    real_interval: tuple[float, float]
+    replayed_success: float
+    imagined_success: float
+    gap: float
+    gap_interval: tuple[float, float]
+    auroc_by_decision: tuple[float, ...]
+    auroc: float
+    brier: float
+    false_success: float
+    within_start_replay: float
+    within_start_twin: float
+    within_start_interval: tuple[float, float]
+    sign_agreement: float
+    best_of_group_gain: float
+    best_of_group_interval: tuple[float, float]
+    one_chunk_error: float
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        """What a person reads before the first imagined update."""
+        low, high = self.real_interval
+        return [
+            f"exam: {self.verdict} ({'; '.join(self.reasons) or 'every limit kept'})",
+            f"  on {self.rollouts} real rollouts of {self.groups} starts that the examined model never saw (cross-fitted)",
+            f"  success: real {self.real_success:.2f} [{low:.2f}, {high:.2f}], replayed {self.replayed_success:.2f}, "
+            f"imagined {self.imagined_success:.2f}; gap {self.gap:+.2f} [{self.gap_interval[0]:+.2f}, {self.gap_interval[1]:+.2f}]",
+            f"  replay AUROC {self.auroc:.2f}, by decision {' '.join(f'{value:.2f}' for value in self.auroc_by_decision)}; "
+            f"Brier {self.brier:.3f}; real failures called success {self.false_success:.2f}",
+            f"  within-start agreement: replay {self.within_start_replay:+.2f}, imagined twin {self.within_start_twin:+.2f} "
+            f"[{self.within_start_interval[0]:+.2f}, {self.within_start_interval[1]:+.2f}], sign {self.sign_agreement:.2f}",
+            f"  best of {self.extra.get('group_size', 0)} by the model: {self.best_of_group_gain:+.2f} "
+            f"[{self.best_of_group_interval[0]:+.2f}, {self.best_of_group_interval[1]:+.2f}] over the group's mean real success",
+        ]
+
+
+def cross_fit(real: Rollouts, extra: Rollouts | None, folds: int, examine_fold: Callable[[Rollouts, Rollouts], Any]) -> list[Any]:
+    """Call `examine_fold(training, held_out)` once per fold. Folds are whole groups; `extra` rollouts only ever train."""
+    group = real.group_index()
+    if int(group.max()) + 1 < folds:
+        raise ValueError(f"expected at least {folds} groups for {folds} folds, got {int(group.max()) + 1}; collect more starts")
+    results = []
+    for fold in range(folds):
+        held_out = group % folds == fold
+        training = real[~held_out]
+        results.append(examine_fold(training if extra is None else concatenate([training, extra]), real[held_out]))
+    return results
+
+
+def examine(real: Rollouts, hazards: Tensor, twin: Rollouts, one_chunk_error: float, config: ExamConfig) -> Exam:
+    """Compare real rollouts with the model's replay of their actions (`hazards` (E, B, T)) and with their imagined twins (same order).
+
+    Success by decision t: replayed probability that the task is solved within the first t + 1 chunks, against whether it was. Rollouts that
+    had already ended keep their outcome on both sides, so a failure has no more chances to be called a success than it really had.
+    """
+    outcome = real.returns()
+    replay = 1.0 - (1.0 - hazards).prod(-1).mean(0)
+    by_decision = 1.0 - (1.0 - hazards).cumprod(-1).mean(0)
+    solved = real.rewards.cumsum(1)
+    imagined = twin.returns()
+    group = real.group_index()
+    agreement = within_group_correlation(outcome, imagined, group)
+    gaps = imagined - outcome
+    best, best_interval = best_of_group(outcome, replay, group)
+    values: dict[str, Any] = {
+        "rollouts": len(real),
+        "groups": int(group.max()) + 1,
+        "real_success": outcome.mean().item(),
+        "real_interval": tuple(wilson_interval(int((outcome > 0.5).sum()), len(real))[1:]),
+        "replayed_success": replay.mean().item(),
+        "imagined_success": imagined.mean().item(),
+        "gap": gaps.mean().item(),
+        "gap_interval": mean_interval(group_means(gaps, group)),
+        "auroc_by_decision": tuple(auroc(by_decision[:, t], solved[:, t]) for t in range(solved.shape[1])),
+        "auroc": auroc(replay, outcome),
+        "brier": brier_score(replay, outcome),
+        "false_success": _share(replay > 0.5, outcome < 0.5),
+        "within_start_replay": within_group_correlation(outcome, replay, group).estimate,
+        "within_start_twin": agreement.estimate,
+        "within_start_interval": (agreement.low, agreement.high),
+        "sign_agreement": sign_agreement(outcome, imagined, group),
+        "best_of_group_gain": best,
+        "best_of_group_interval": best_interval,
+        "one_chunk_error": one_chunk_error,
+        "extra": {"group_size": len(real) // (int(group.max()) + 1)},
+    }
+    verdict, reasons = judge(values, config)
+    return Exam(verdict=verdict, reasons=reasons, **values)
+
+
+def judge(values: dict[str, Any], config: ExamConfig) -> tuple[str, tuple[str, ...]]:
+    """RED vetoes imagination; AMBER leaves it to the trust state; GREEN is a model whose agreement is already shown."""
+    red, amber = [], []
+    low, high = values["within_start_interval"]
+    if high < config.red_correlation:
+        red.append(f"within-start correlation below {config.red_correlation} (upper bound {high:+.2f})")
+    if values["false_success"] > config.red_false_success:
+        red.append(f"{values['false_success']:.0%} of real failures imagined as success, limit {config.red_false_success:.0%}")
+    if low < config.green_correlation:
+        amber.append(f"within-start correlation not shown to exceed {config.green_correlation} (lower bound {low:+.2f})")
+    if max(abs(bound) for bound in values["gap_interval"]) > config.green_gap:
+        amber.append(f"gap not shown to be within {config.green_gap}")
+    if red:
+        return "RED", tuple(red)
+    return ("AMBER", tuple(amber)) if amber else ("GREEN", ())
+
+
+def best_of_group(outcome: Tensor, score: Tensor, group: Tensor) -> tuple[float, tuple[float, float]]:
+    """Real success of the member that the model likes best, minus the mean of its group: what choosing by the model would gain."""
+    gains = []
+    for index in range(int(group.max()) + 1):
+        rows = group == index
+        gains.append(outcome[rows][score[rows].argmax()] - outcome[rows].mean())
+    gain = torch.stack(gains)
+    return gain.mean().item(), mean_interval(gain)
+
+
+def group_means(values: Tensor, group: Tensor) -> Tensor:
+    """(G,) mean of values (B,) over each group: the independent units of an interval."""
+    return torch.stack([values[group == index].mean() for index in range(int(group.max()) + 1)])
+
+
+def mean_interval(values: Tensor) -> tuple[float, float]:
+    """95 % bootstrap interval of the mean of independent values (G,)."""
+    interval = paired_bootstrap(values, torch.zeros_like(values), seed=0)
+    return interval.low, interval.high
+
+
+def sign_agreement(outcome: Tensor, score: Tensor, group: Tensor) -> float:
+    """Share of pairs inside a group with different real outcomes that the model orders rightly (ties half); NaN without such pairs."""
+    right, pairs = 0.0, 0
+    for index in range(int(group.max()) + 1):
+        rows = group == index
+        real_difference = outcome[rows][:, None] - outcome[rows]
+        order = (score[rows][:, None] - score[rows])[real_difference > 0]
+        right += (order > 0).sum().item() + 0.5 * (order == 0).sum().item()
+        pairs += order.numel()
+    return right / pairs if pairs else float("nan")
+
+
+def _share(event: Tensor, among: Tensor) -> float:
+    return event[among].float().mean().item() if among.any() else float("nan")
+
+
+def merge(parts: Sequence[tuple[Rollouts, Tensor, Rollouts, float]], config: ExamConfig) -> tuple[Exam, Rollouts, Rollouts]:
+    """One exam from the folds' (real, hazards, twin, one-chunk error); also the pairs, as first evidence for the trust state."""
+    real, twin = concatenate([part[0] for part in parts]), concatenate([part[2] for part in parts])
+    length = max(part[1].shape[-1] for part in parts)
+    hazards = torch.cat([torch.nn.functional.pad(part[1], (0, length - part[1].shape[-1])) for part in parts], dim=1)
+    error = sum(part[3] * len(part[0]) for part in parts) / len(real)
+    return examine(real, hazards, twin, error, config), real, twin
