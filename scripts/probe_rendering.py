@@ -1,4 +1,4 @@
-"""Draws one picture by EGL, then by OSMesa, each in a process of its own; exit status 0 and the name of the first that works."""
+"""Draws one picture by EGL, then by OSMesa, each in its own process; exit status 0 and the name of the first that works."""
 
 from __future__ import annotations
 
