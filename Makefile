@@ -24,7 +24,7 @@ train: setup  ## train a VLA policy on the default task with WMRL, into runs/dem
 
 smoke: setup  ## the same in its smallest size, into runs/smoke (a fresh folder each time)
 	rm -rf runs/smoke
-	$(PYTHON) -m vla.demo size=smoke run=runs/smoke $(ARGS)
+	$(PYTHON) -m vla.demo name=smoke size=smoke $(ARGS)
 
 lint: setup  ## ruff and mypy
 	$(PYTHON) -m ruff check .
