@@ -1,0 +1,127 @@
+"""robosuite's operational-space torque, compiled: the same law at every substep, with 3x3 and 6x6 solves instead of pseudo-inverses.
+
+Legend: J (6, 7) Jacobian of the grip site; M (7, 7) arm block of the mass matrix; A = J M^-1 J^T (6, 6); R (3, 3) rotations, row-major (9,).
+Law (Khatib 1987, as in robosuite 1.5.1 `OperationalSpaceController.run_controller`, decoupled position and orientation):
+
+    torque = J^T [A_pos^-1 f ; A_ori^-1 m] + gravity and Coriolis + (I - J^T A^-1 J M^-1) M a
+    f = kp (goal - position) - kd velocity,   m the same for the orientation,   a = 10 (q0 - q) - 2 sqrt(10) qd
+"""
+
+from __future__ import annotations
+
+import math
+
+import numba
+import numpy as np
+
+NULLSPACE_GAIN = 10.0
+
+
+@numba.njit(cache=True)
+def goal_pose(
+    action: np.ndarray, scale: np.ndarray, position: np.ndarray, rotation: np.ndarray, origin: np.ndarray, goal: np.ndarray
+) -> None:
+    """Set the goal from the pose of now and a delta in the base frame (robosuite's goal mode "achieved").
+
+    action (6,) in [-1, 1]; scale (6,) metres and radians; position (3,), rotation (9,) of the grip site, world;
+    origin (12,) base position and rotation; goal (12,) result, world: position and rotation
+    """
+    base = origin[3:].reshape(3, 3)
+    goal[:3] = position + base @ (scale[:3] * action[:3])
+    turn = rotation_of(scale[3:] * action[3:])
+    goal[3:] = (base @ turn @ base.T @ rotation.reshape(3, 3)).reshape(9)
+
+
+@numba.njit(cache=True)
+def rotation_of(vector: np.ndarray) -> np.ndarray:
+    """(3, 3) rotation by an axis-angle vector (3,), radians (Rodrigues)."""
+    angle = math.sqrt(vector[0] ** 2 + vector[1] ** 2 + vector[2] ** 2)
+    result = np.eye(3)
+    if angle < 1e-12:
+        return result
+    x, y, z = vector / angle
+    cross = np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
+    return result + math.sin(angle) * cross + (1.0 - math.cos(angle)) * (cross @ cross)
+
+
+@numba.njit(cache=True)
+def arm_torque(
+    goal: np.ndarray,
+    position: np.ndarray,
+    rotation: np.ndarray,
+    jacobian: np.ndarray,
+    mass: np.ndarray,
+    bias: np.ndarray,
+    joints: np.ndarray,
+    speeds: np.ndarray,
+    rest: np.ndarray,
+    kp: np.ndarray,
+    kd: np.ndarray,
+) -> np.ndarray:
+    """(7,) joint torques, N m, not yet clipped. goal (12,); bias, joints, speeds, rest (7,); kp, kd (6,); see the file's legend."""
+    twist = jacobian @ speeds
+    wanted = np.empty(6)
+    error = orientation_error(goal[3:], rotation)
+    for i in range(3):
+        wanted[i] = kp[i] * (goal[i] - position[i]) - kd[i] * twist[i]
+        wanted[3 + i] = kp[3 + i] * error[i] - kd[3 + i] * twist[3 + i]
+    inverse_inertia = _task_inverse_inertia(jacobian, mass)
+    rest_pull = NULLSPACE_GAIN * (rest - joints) - 2.0 * math.sqrt(NULLSPACE_GAIN) * speeds
+    wrench = np.empty(6)
+    wrench[:3] = solve_positive(inverse_inertia[:3, :3], wanted[:3])
+    wrench[3:] = solve_positive(inverse_inertia[3:, 3:], wanted[3:])
+    wrench -= solve_positive(inverse_inertia, jacobian @ rest_pull)
+    return jacobian.T @ wrench + bias + mass @ rest_pull
+
+
+@numba.njit(cache=True)
+def orientation_error(goal: np.ndarray, current: np.ndarray) -> np.ndarray:
+    """(3,) half the summed cross products of the frames' axes (robosuite's `orientation_error`); goal, current (9,)."""
+    error = np.zeros(3)
+    for k in range(3):
+        cx, cy, cz = current[k], current[3 + k], current[6 + k]
+        gx, gy, gz = goal[k], goal[3 + k], goal[6 + k]
+        error[0] += 0.5 * (cy * gz - cz * gy)
+        error[1] += 0.5 * (cz * gx - cx * gz)
+        error[2] += 0.5 * (cx * gy - cy * gx)
+    return error
+
+
+@numba.njit(cache=True)
+def _task_inverse_inertia(jacobian: np.ndarray, mass: np.ndarray) -> np.ndarray:
+    """(6, 6) J M^-1 J^T as Y^T Y with Y = L^-1 J^T, M = L L^T."""
+    size, rows = mass.shape[0], jacobian.shape[0]
+    lower = np.linalg.cholesky(mass)
+    y = jacobian.T.copy()
+    for i in range(size):
+        for column in range(rows):
+            value = y[i, column]
+            for k in range(i):
+                value -= lower[i, k] * y[k, column]
+            y[i, column] = value / lower[i, i]
+    return y.T @ y
+
+
+@numba.njit(cache=True)
+def solve_positive(matrix: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Solve a symmetric positive definite system by LDL^T; the pseudo-inverse where a pivot vanishes, as robosuite does."""
+    size = right.shape[0]
+    factor = matrix.copy()
+    for j in range(size):
+        for k in range(j):
+            factor[j, j] -= factor[j, k] * factor[j, k] * factor[k, k]
+        if factor[j, j] <= 1e-14 * matrix[j, j]:
+            return np.linalg.pinv(matrix) @ right
+        for i in range(j + 1, size):
+            for k in range(j):
+                factor[i, j] -= factor[i, k] * factor[j, k] * factor[k, k]
+            factor[i, j] /= factor[j, j]
+    solution = right.copy()
+    for i in range(size):
+        for k in range(i):
+            solution[i] -= factor[i, k] * solution[k]
+    for i in range(size - 1, -1, -1):
+        solution[i] /= factor[i, i]
+        for k in range(i + 1, size):
+            solution[i] -= factor[k, i] * solution[k]
+    return solution

@@ -1,0 +1,197 @@
+"""One simulated robot on a shared model: seeded reset, lean control steps, proprioception, privileged object poses, success.
+
+Legend: P = 15 proprioceptive numbers, O = 5 numbers per cube. Physics are those of stock robosuite: 25 substeps of 2 ms per control step,
+torque recomputed at each; what is left out is only what does not act on the physics (observables, buffers, repeated look-ups).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import mujoco
+import numpy as np
+
+from sim import controller
+from sim.model import CompiledModel
+from sim.seeding import draw_scene
+
+PROPRIOCEPTION = (
+    *("grip_x", "grip_y", "grip_z"),
+    *("axis_x_x", "axis_x_y", "axis_x_z", "axis_y_x", "axis_y_y", "axis_y_z"),
+    *("finger_left", "finger_right", "gripper_command"),
+    *("velocity_x", "velocity_y", "velocity_z"),
+)
+"""Grip-site position relative to the table-top centre (m), first two columns of its rotation, finger joints (m), the gripper's
+commanded opening in [-1, 1] (+1 closed; part of the controller's state), and grip-site velocity (m/s)."""
+
+OBJECT = ("x", "y", "z", "cos_4_yaw", "sin_4_yaw")
+"""Per cube: centre relative to the table-top centre (m), and its yaw up to the quarter turns that a cube does not show."""
+
+TABLE_TOP = 0.8
+PLACEMENT_GAP = 0.001
+"""Cubes start this far above the table and fall; starting in exact contact is numerically awkward."""
+
+LARGEST_SPEED = 100.0
+"""Joint speeds beyond this (rad/s or m/s) are no physics any more."""
+
+_RESTARTS = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
+
+
+@dataclass
+class State:
+    """Everything that the future of a simulation depends on."""
+
+    physics: np.ndarray
+    gripper_command: float
+    rest: np.ndarray
+
+
+class Simulation:
+    """One `MjData` on a shared model."""
+
+    def __init__(self, compiled: CompiledModel) -> None:
+        self.compiled = compiled
+        self.model = compiled.model
+        self.data = mujoco.MjData(compiled.model)
+        layout = compiled.layout
+        self._arm_qpos = _span(layout.arm_qpos)
+        self._arm_qvel = _span(layout.arm_qvel)
+        self._arm_actuators = _span(layout.arm_actuators)
+        self._arm_range = self.model.actuator_ctrlrange[self._arm_actuators].T.copy()
+        self._gripper_range = self.model.actuator_ctrlrange[list(layout.gripper_actuators)].copy()
+        self._kp, self._kd, self._scale = (np.array(x) for x in (layout.kp, layout.kd, layout.action_scale))
+        self._substeps = round(1.0 / (compiled.task.control_frequency * self.model.opt.timestep))
+        self._jacobian = np.zeros((6, self.model.nv))
+        self._mass = np.zeros((self.model.nv, self.model.nv))
+        self._full_mass = _full_mass_function()
+        self.gripper_command = 0.0
+        self._rest = np.zeros(len(layout.arm_qpos))
+
+    def reset(self, seed: int) -> None:
+        """The first state of a seed: everything is reset (state, warm start, controls, gripper command), nothing carries over."""
+        layout, scene = self.compiled.layout, self.compiled.task.scene
+        draw = draw_scene(scene, seed)
+        mujoco.mj_resetData(self.model, self.data)
+        qpos = self.data.qpos
+        qpos[self._arm_qpos] = np.array(layout.initial_arm) + draw.joint_noise
+        qpos[list(layout.gripper_qpos)] = layout.initial_gripper
+        for address, xy, yaw in zip(layout.cube_qpos, draw.cube_xy, draw.cube_yaw, strict=True):
+            qpos[address : address + 3] = (*xy, TABLE_TOP + scene.cube_half_size + PLACEMENT_GAP)
+            qpos[address + 3 : address + 7] = (np.cos(yaw / 2), 0.0, 0.0, np.sin(yaw / 2))
+        self.gripper_command = 0.0
+        self._rest = qpos[self._arm_qpos].copy()
+        mujoco.mj_forward(self.model, self.data)
+
+    def control_step(self, action: np.ndarray) -> None:
+        """One control step (50 ms at 20 Hz) of an action (7,) in [-1, 1]."""
+        layout, model, data = self.compiled.layout, self.model, self.data
+        self._move_gripper(action[6])
+        goal, origin = np.empty(12), np.empty(12)
+        position, rotation = data.site_xpos[layout.grip_site], data.site_xmat[layout.grip_site]
+        arm_qpos, arm_qvel = data.qpos[self._arm_qpos], data.qvel[self._arm_qvel]
+        bias, control = data.qfrc_bias[self._arm_qvel], data.ctrl[self._arm_actuators]
+        jacobian, mass = self._jacobian[:, self._arm_qvel], self._mass[self._arm_qvel, self._arm_qvel]
+        low, high = self._arm_range
+        for substep in range(self._substeps):
+            mujoco.mj_step1(model, data)
+            self._update_dynamics()
+            if substep == 0:
+                origin[:3] = data.site_xpos[layout.origin_site]
+                origin[3:] = data.site_xmat[layout.origin_site]
+                controller.goal_pose(action[:6], self._scale, position, rotation, origin, goal)
+            torque = controller.arm_torque(
+                goal, position, rotation, jacobian, mass, bias, arm_qpos, arm_qvel, self._rest, self._kp, self._kd
+            )
+            np.clip(torque, low, high, out=control)
+            mujoco.mj_step2(model, data)
+
+    def update_pose(self) -> None:
+        """Bring poses and cameras up to date with the state (a step leaves them one substep behind); physics are not touched."""
+        mujoco.mj_kinematics(self.model, self.data)
+        mujoco.mj_comPos(self.model, self.data)
+        mujoco.mj_camlight(self.model, self.data)
+
+    def proprioception(self) -> np.ndarray:
+        """(P,) float32, see `PROPRIOCEPTION`. Call `update_pose` first."""
+        layout, data = self.compiled.layout, self.data
+        position = data.site_xpos[layout.grip_site] - (0.0, 0.0, TABLE_TOP)
+        rotation = data.site_xmat[layout.grip_site].reshape(3, 3)
+        fingers = data.qpos[list(layout.gripper_qpos)]
+        mujoco.mj_jacSite(self.model, data, self._jacobian[:3], self._jacobian[3:], layout.grip_site)
+        velocity = self._jacobian[:3] @ data.qvel
+        parts = (position, rotation[:, 0], rotation[:, 1], fingers, [self.gripper_command], velocity)
+        return np.concatenate(parts).astype(np.float32)
+
+    def objects(self) -> np.ndarray:
+        """(O,) float32 privileged cube poses in the order of `Scene.cubes`, see `OBJECT`."""
+        rows = []
+        for index in range(len(self.compiled.layout.cube_qpos)):
+            position, yaw = self.cube_pose(index)
+            rows.extend([*(position - (0.0, 0.0, TABLE_TOP)), np.cos(4 * yaw), np.sin(4 * yaw)])
+        return np.array(rows, dtype=np.float32)
+
+    def cube_pose(self, index: int) -> tuple[np.ndarray, float]:
+        """World position (3,) of a cube's centre, and its yaw in radians."""
+        address = self.compiled.layout.cube_qpos[index]
+        w, x, y, z = self.data.qpos[address + 3 : address + 7]
+        yaw = float(np.arctan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z)))
+        return self.data.qpos[address : address + 3].copy(), yaw
+
+    def grip_pose(self) -> tuple[np.ndarray, np.ndarray]:
+        """World position (3,) and rotation (3, 3) of the grip site. Call `update_pose` first."""
+        site = self.compiled.layout.grip_site
+        return self.data.site_xpos[site].copy(), self.data.site_xmat[site].reshape(3, 3).copy()
+
+    def lifted(self, color: str) -> bool:
+        """Whether the centre of that cube is more than `Task.lift_height` above the table top."""
+        task = self.compiled.task
+        height = self.data.qpos[self.compiled.layout.cube_qpos[task.scene.cubes.index(color)] + 2]
+        return bool(height > TABLE_TOP + task.lift_height)
+
+    def unstable(self) -> bool:
+        """Whether the state is no physics any more, or MuJoCo has silently restarted the simulation since the last reset."""
+        data = self.data
+        if any(data.warning[kind].number > 0 for kind in _RESTARTS):
+            return True
+        finite = np.isfinite(data.qpos).all() and np.isfinite(data.qvel).all()
+        return not finite or bool(np.abs(data.qvel).max() > LARGEST_SPEED)
+
+    def state(self) -> State:
+        """A copy of everything the future depends on."""
+        kind = mujoco.mjtState.mjSTATE_INTEGRATION
+        physics = np.empty(mujoco.mj_stateSize(self.model, kind))
+        mujoco.mj_getState(self.model, self.data, physics, kind)
+        return State(physics, self.gripper_command, self._rest.copy())
+
+    def set_state(self, state: State) -> None:
+        """Continue from a state of any simulation of the same model; the future is bit-identical."""
+        mujoco.mj_setState(self.model, self.data, state.physics, mujoco.mjtState.mjSTATE_INTEGRATION)
+        self.gripper_command = state.gripper_command
+        self._rest = state.rest.copy()
+
+    def _move_gripper(self, command: float) -> None:
+        """robosuite's PandaGripper: the commanded opening moves by a fixed speed in the direction of the command's sign."""
+        layout = self.compiled.layout
+        self.gripper_command = float(np.clip(self.gripper_command + layout.gripper_speed * np.sign(command), -1.0, 1.0))
+        low, high = self._gripper_range.T
+        sides = np.array([-1.0, 1.0]) * self.gripper_command
+        self.data.ctrl[list(layout.gripper_actuators)] = 0.5 * (low + high) + 0.5 * (high - low) * sides
+
+    def _update_dynamics(self) -> None:
+        mujoco.mj_jacSite(self.model, self.data, self._jacobian[:3], self._jacobian[3:], self.compiled.layout.grip_site)
+        self._full_mass(self.model, self.data, self._mass)
+
+
+def _span(indices: tuple[int, ...]) -> slice:
+    """Consecutive indices as a slice, so that views stay views."""
+    first = indices[0]
+    assert indices == tuple(range(first, first + len(indices))), indices
+    return slice(first, first + len(indices))
+
+
+def _full_mass_function() -> Callable[[mujoco.MjModel, mujoco.MjData, np.ndarray], None]:
+    """`mj_fullM(model, data, out)`; MuJoCo before 3.10 took the sparse matrix last."""
+    if tuple(int(part) for part in mujoco.__version__.split(".")[:2]) >= (3, 10):
+        return mujoco.mj_fullM
+    return lambda model, data, out: mujoco.mj_fullM(model, out, data.qM)

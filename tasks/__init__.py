@@ -1,0 +1,1 @@
+"""What is to be done: tasks, and the frozen train / validation / test starts they begin from."""
