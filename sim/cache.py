@@ -1,4 +1,4 @@
-"""A content-addressed folder for things that are costly to make and depend only on their key. Writes are atomic, makers take turns."""
+"""A content-addressed cache of folders that are costly to make: atomic writes, one maker at a time."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def cached_folder(kind: str, key: object, make: Callable[[Path], None]) -> Path:
     """The folder `<cache>/<kind>/<hash of key>`, filled by `make(folder)` if it is not there yet.
 
     key   anything JSON can hold; everything the content depends on
-    make  fills an empty folder; it is renamed into place only when it has returned, so that a killed maker leaves nothing behind
-          that could be taken for finished. Processes that want the same folder wait for one maker.
+    make  fills an empty folder; it is renamed into place only when `make` has returned, so that a killed maker leaves nothing
+          behind that could be taken for finished. Processes that want the same folder wait for one maker.
     """
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
     parent = cache_folder() / kind

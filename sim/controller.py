@@ -1,6 +1,7 @@
-"""robosuite's operational-space torque, compiled: the same law at every substep, with 3x3 and 6x6 solves instead of pseudo-inverses.
+"""robosuite's operational-space torque, compiled: the same law, with 3x3 and 6x6 solves instead of pseudo-inverses.
 
-Legend: J (6, 7) Jacobian of the grip site; M (7, 7) arm block of the mass matrix; A = J M^-1 J^T (6, 6); R (3, 3) rotations, row-major (9,).
+Legend: J (6, 7) Jacobian of the grip site; M (7, 7) arm block of the mass matrix; A = J M^-1 J^T (6, 6);
+a pose (12,) is a position and a row-major rotation.
 Law (Khatib 1987, as in robosuite 1.5.1 `OperationalSpaceController.run_controller`, decoupled position and orientation):
 
     torque = J^T [A_pos^-1 f ; A_ori^-1 m] + gravity and Coriolis + (I - J^T A^-1 J M^-1) M a
@@ -18,18 +19,17 @@ NULLSPACE_GAIN = 10.0
 
 
 @numba.njit(cache=True)
-def goal_pose(
-    action: np.ndarray, scale: np.ndarray, position: np.ndarray, rotation: np.ndarray, origin: np.ndarray, goal: np.ndarray
-) -> None:
-    """Set the goal from the pose of now and a delta in the base frame (robosuite's goal mode "achieved").
+def goal_pose(action: np.ndarray, scale: np.ndarray, grip: np.ndarray, origin: np.ndarray) -> np.ndarray:
+    """(12,) goal pose, world: the pose of now and a delta in the base frame (robosuite's goal mode "achieved").
 
-    action (6,) in [-1, 1]; scale (6,) metres and radians; position (3,), rotation (9,) of the grip site, world;
-    origin (12,) base position and rotation; goal (12,) result, world: position and rotation
+    action (6,) in [-1, 1]; scale (6,) metres and radians; grip, origin (12,) world poses of grip site and robot base
     """
     base = origin[3:].reshape(3, 3)
-    goal[:3] = position + base @ (scale[:3] * action[:3])
+    goal = np.empty(12)
+    goal[:3] = grip[:3] + base @ (scale[:3] * action[:3])
     turn = rotation_of(scale[3:] * action[3:])
-    goal[3:] = (base @ turn @ base.T @ rotation.reshape(3, 3)).reshape(9)
+    goal[3:] = (base @ turn @ base.T @ grip[3:].reshape(3, 3)).reshape(9)
+    return goal
 
 
 @numba.njit(cache=True)
@@ -45,25 +45,15 @@ def rotation_of(vector: np.ndarray) -> np.ndarray:
 
 
 @numba.njit(cache=True)
-def arm_torque(
-    goal: np.ndarray,
-    position: np.ndarray,
-    rotation: np.ndarray,
-    jacobian: np.ndarray,
-    mass: np.ndarray,
-    bias: np.ndarray,
-    joints: np.ndarray,
-    speeds: np.ndarray,
-    rest: np.ndarray,
-    kp: np.ndarray,
-    kd: np.ndarray,
-) -> np.ndarray:
-    """(7,) joint torques, N m, not yet clipped. goal (12,); bias, joints, speeds, rest (7,); kp, kd (6,); see the file's legend."""
+def arm_torque(goal: np.ndarray, grip: np.ndarray, jacobian: np.ndarray, mass: np.ndarray, state: np.ndarray) -> np.ndarray:
+    """(7,) joint torques, N m, not yet clipped; see the file's legend. goal, grip (12,) world poses; state (6, 7), the rows
+    bias torques, joint angles, joint speeds, resting angles, kp and kd (the last two with six numbers each)."""
+    bias, joints, speeds, rest, kp, kd = state[0], state[1], state[2], state[3], state[4], state[5]
     twist = jacobian @ speeds
     wanted = np.empty(6)
-    error = orientation_error(goal[3:], rotation)
+    error = orientation_error(goal[3:], grip[3:])
     for i in range(3):
-        wanted[i] = kp[i] * (goal[i] - position[i]) - kd[i] * twist[i]
+        wanted[i] = kp[i] * (goal[i] - grip[i]) - kd[i] * twist[i]
         wanted[3 + i] = kp[3 + i] * error[i] - kd[3 + i] * twist[3 + i]
     inverse_inertia = _task_inverse_inertia(jacobian, mass)
     rest_pull = NULLSPACE_GAIN * (rest - joints) - 2.0 * math.sqrt(NULLSPACE_GAIN) * speeds

@@ -1,6 +1,6 @@
-"""A robot task as a Gymnasium environment. One step executes one action chunk open loop; it ends early when the goal is reached.
+"""A robot task as a Gymnasium environment. One step executes one action chunk open loop, or less when the goal is reached.
 
-Legend: H control steps of a chunk. Everything heavy (model, OpenGL) is made at the first reset, so that making an environment is free.
+Legend: H control steps of a chunk. Everything heavy (model, OpenGL) is made at the first reset: making an environment is free.
 Imports neither torch nor robosuite, so that worker processes stay small.
 """
 
@@ -15,9 +15,18 @@ import numpy as np
 from tasks.task import Task, get_task, require_known
 
 ACTION_NAMES = ("dx", "dy", "dz", "droll", "dpitch", "dyaw", "gripper")
-PROPRIO_SIZE = 15
-OBJECT_SIZE = 5
-"""Numbers per cube, see `sim.simulation.OBJECT`."""
+
+PROPRIOCEPTION = (
+    *("grip_x", "grip_y", "grip_z"),
+    *("axis_x_x", "axis_x_y", "axis_x_z", "axis_y_x", "axis_y_y", "axis_y_z"),
+    *("finger_left", "finger_right", "gripper_command"),
+    *("velocity_x", "velocity_y", "velocity_z"),
+)
+"""Grip-site position relative to the table-top centre (m), first two columns of its rotation, finger joints (m), the gripper's
+commanded opening in [-1, 1] (+1 closed; part of the controller's state), and grip-site velocity (m/s)."""
+
+OBJECT = ("x", "y", "z", "cos_4_yaw", "sin_4_yaw")
+"""Per cube: centre relative to the table-top centre (m), and its yaw up to the quarter turns that a cube does not show."""
 
 
 class Stage:
@@ -66,7 +75,7 @@ class Stage:
     def _compiled(self, full: bool, size: int) -> Any:
         from sim.model import load_model
 
-        # The physics model serves the policy's pictures too; other sizes load their own, because a renderer sets its model's buffers.
+        # The physics model serves the policy's pictures too; other sizes load their own: a renderer sets its model's buffers.
         key = ("model", 0 if size == self.image_size and not full else size, full)
         if key not in self._cache:
             self._cache[key] = load_model(self.task, full)
@@ -74,10 +83,11 @@ class Stage:
 
 
 class RobotTask(gymnasium.Env):
-    """One robot task. Reset with `seed` (the scene) and `options={"instruction": ...}` (the goal; default: the task's first).
+    """One robot task. Reset with `seed` (the scene) and `options={"instruction": ...}` (the goal; default: the first).
 
-    action       (H, 7) float32 in [-1, 1]: dx dy dz droll dpitch dyaw gripper (+1 closes), beyond the limits clipped and counted
-    observation  `pixels` (dict of cameras, uint8 upright RGB), `proprio` (P,), `objects` (O,) privileged, `time` (1,) share of the horizon used
+    action       (H, 7) float32 in [-1, 1]: dx dy dz droll dpitch dyaw gripper (+1 closes); beyond is clipped and counted
+    observation  `pixels` (dict of cameras, uint8 upright RGB), `proprio` (P,), `objects` (O,) privileged,
+                 `time` (1,) share of the horizon used
     info         `is_success`, `status` (running, success, time_limit, unstable), `control_steps`, `clipped`, `instruction`
     """
 
@@ -116,7 +126,7 @@ class RobotTask(gymnasium.Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Begin an episode. Without a seed the scene is drawn from `np_random`. Unknown options are ignored (LeRobot passes its own)."""
+        """Begin an episode. Without a seed the scene comes from `np_random`. Unknown options are ignored (LeRobot has some)."""
         super().reset(seed=seed)
         instruction = (options or {}).get("instruction", self.spec_task.goals[0][1])
         self._goal = self.spec_task.goal_of(instruction)
@@ -132,7 +142,7 @@ class RobotTask(gymnasium.Env):
         return self._observation, self._info(clipped=0)
 
     def step(self, action: np.ndarray) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        """Execute a chunk (H, 7). Success terminates, the time limit truncates, a broken simulation terminates without success."""
+        """Execute a chunk (H, 7). Success terminates, the time limit truncates, a broken simulation terminates unsuccessful."""
         if self._status != "running" or self.simulation is None:
             raise ValueError(f"expected a running episode, got one that is {self._status!r}: call reset first")
         chunk = check_actions(action, (self.chunk, len(ACTION_NAMES)))
@@ -213,8 +223,8 @@ def observation_space(task: Task, image_size: int) -> gymnasium.spaces.Dict:
     return spaces.Dict(
         {
             "pixels": spaces.Dict({camera: picture for camera in task.cameras}),
-            "proprio": spaces.Box(-np.inf, np.inf, (PROPRIO_SIZE,), np.float32),
-            "objects": spaces.Box(-np.inf, np.inf, (OBJECT_SIZE * len(task.scene.cubes),), np.float32),
+            "proprio": spaces.Box(-np.inf, np.inf, (len(PROPRIOCEPTION),), np.float32),
+            "objects": spaces.Box(-np.inf, np.inf, (len(OBJECT) * len(task.scene.cubes),), np.float32),
             "time": spaces.Box(0.0, 1.0, (1,), np.float32),
         }
     )

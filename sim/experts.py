@@ -1,157 +1,139 @@
-"""A scripted expert that lifts the goal cube from privileged poses, and the ways in which it can be made to fail on purpose.
+"""Expert episodes from the workers: demonstrations for imitation, and perturbed ones (failures included) for world models.
 
-Almost stateless: the commanded action is a function of poses and of whether the fingers are closing, so that a policy can imitate it.
+Shape legend: N control steps, B episodes, T decisions, H control steps of a chunk, P proprioception, O object numbers,
+S picture size.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from sim.simulation import Simulation
+from sim.lifting import PERTURBATIONS
+from sim.real import STATUS, RealEnvironment
+from tasks.task import require_known
+from wmrl.types import Rollouts, Start
 
-POSITION_GAIN = 40.0
-"""Action per metre of position error: full speed from 2.5 cm on."""
-ROTATION_GAIN = 4.0
-"""Action per radian of orientation error."""
-FUNNEL_SLOPE = 3.0
-FUNNEL_MOUTH = 0.08
-FUNNEL_TOLERANCE = 0.01
-"""The grip comes down inside a funnel: its height above the cube is at most slope x (misalignment - tolerance), metres."""
-YAW_LENGTH = 0.03
-"""Metres of misalignment that one radian of wrong yaw counts for."""
-GRASP_RADIUS = 0.015
-LOST_RADIUS = 0.035
-CLOSED_COMMAND = 0.25
-"""Commanded opening at which the fingers hold a 4 cm cube and the lift begins."""
-NEIGHBOUR_RANGE = 0.12
-"""Other cubes nearer than this make the expert prefer the grasp whose fingers do not point at them."""
+DEFAULT_MIXTURE = {"none": 0.25, "near_miss": 0.35, "early": 0.1, "late": 0.15, "wrong_cube": 0.15}
+"""Shares of the kinds of perturbed demonstrations (tasks with one cube leave the last out)."""
 
 
 @dataclass(frozen=True)
-class Perturbation:
-    """How an expert is led astray. Without arguments it is not.
+class Demonstration:
+    """One expert episode, one record per control step, taken before the step.
 
-    offsets      (N, 3) metres: the k-th grasp attempt aims this far beside the cube; attempts beyond N aim true
-    close_early  fingers begin to close this far above the cube, metres
-    close_late   control steps that the grip waits at the cube before it closes
-    wrong_cube   aim at another cube than the goal
+    pixels          camera -> (N, S, S, 3) uint8
+    proprio         (N, P); objects (N, O) privileged
+    expert_actions  (N, 7) what the expert commands in that state: the label for imitation
+    actions         (N, 7) what was executed: the command plus noise
+    success         whether the goal was reached; seconds: CPU time
     """
 
-    offsets: np.ndarray = field(default_factory=lambda: np.zeros((0, 3)))
-    close_early: float = 0.0
-    close_late: int = 0
-    wrong_cube: bool = False
+    start: Start
+    pixels: dict[str, np.ndarray]
+    proprio: np.ndarray
+    objects: np.ndarray
+    expert_actions: np.ndarray
+    actions: np.ndarray
+    success: bool
+    seconds: float
 
 
-PERTURBATIONS = ("none", "near_miss", "early", "late", "wrong_cube")
+def collect_demonstrations(
+    environment: RealEnvironment,
+    starts: Sequence[Start],
+    *,
+    action_noise: float,
+    seed: int,
+    on_done: Callable[[], None] = lambda: None,
+) -> list[Demonstration]:
+    """One expert demonstration per start, in order, in parallel over the workers; reproducible from starts and seed.
+
+    action_noise  standard deviation of Gaussian noise on the six motion numbers of the executed action
+    on_done       called after each (progress bars)
+    """
+    _check_noise(action_noise)
+    jobs = [_job(start, action_noise, seed) for start in starts]
+    records = environment.run_jobs("demonstrate", jobs, on_done=on_done)
+    return [Demonstration(start=start, **record) for start, record in zip(starts, records, strict=True)]
 
 
-def draw_perturbation(kind: str, generator: np.random.Generator) -> Perturbation:
-    """A random perturbation of one kind; offsets are 1-5 cm sideways in any direction and up to 3 cm up."""
-    if kind == "near_miss":
-        attempts = int(generator.integers(1, 3))
-        angle = generator.uniform(-np.pi, np.pi, attempts)
-        radius = generator.uniform(0.01, 0.05, attempts)
-        height = generator.uniform(0.0, 0.03, attempts)
-        return Perturbation(offsets=np.stack([radius * np.cos(angle), radius * np.sin(angle), height], axis=1))
-    if kind == "early":
-        return Perturbation(close_early=float(generator.uniform(0.02, 0.07)))
-    if kind == "late":
-        return Perturbation(close_late=int(generator.integers(4, 20)))
-    if kind == "wrong_cube":
-        return Perturbation(wrong_cube=True)
-    if kind == "none":
-        return Perturbation()
-    raise ValueError(f"expected a perturbation out of {PERTURBATIONS}, got {kind!r}")
+def perturbed_rollouts(
+    environment: RealEnvironment,
+    starts: Sequence[Start],
+    *,
+    seed: int,
+    action_noise: float = 0.15,
+    mixture: dict[str, float] | None = None,
+    on_done: Callable[[], None] = lambda: None,
+) -> Rollouts:
+    """Perturbed demonstrations, one per start, every chunk fixed at its beginning like a policy's: real rollouts of the expert.
+
+    action_noise  standard deviation of an offset on the motion numbers, half of its variance shared by the whole chunk
+    mixture       perturbation kind -> share, see `sim.lifting.PERTURBATIONS`; default `DEFAULT_MIXTURE`
+
+    `inputs` holds the observations at chunk boundaries (`pixels/...`, `proprio`, `objects`, `time`), `final` the last one;
+    `log_probs` are zero with an empty token mask (no policy acted); `extra["perturbation"]` indexes `PERTURBATIONS`.
+    """
+    _check_noise(action_noise)
+    shares = _checked_mixture(dict(DEFAULT_MIXTURE if mixture is None else mixture), len(environment.task.scene.cubes))
+    generator = np.random.default_rng([seed, len(starts)])
+    kinds = [str(k) for k in generator.choice(list(shares), size=len(starts), p=np.array(list(shares.values())))]
+    jobs = [_job(start, action_noise, seed) | {"kind": kind} for start, kind in zip(starts, kinds, strict=True)]
+    records = environment.run_jobs("demonstrate_chunks", jobs, on_done=on_done)
+    count, decisions = len(starts), environment.max_decisions
+    observations = {name: _stacked(records, name) for name in records[0] if name not in _OUTCOME}
+    return Rollouts(
+        starts=tuple(starts),
+        member=torch.zeros(count, dtype=torch.long),
+        actions=_stacked(records, "actions"),
+        inputs={name: values[:, :-1] for name, values in observations.items()},
+        final={name: values[:, -1] for name, values in observations.items()},
+        log_probs=torch.zeros(count, decisions, 1),
+        token_mask=torch.zeros(count, decisions, 1, dtype=torch.bool),
+        rewards=_stacked(records, "rewards"),
+        mask=_stacked(records, "mask"),
+        status=torch.tensor([int(STATUS[record["status"]]) for record in records]),
+        seconds=torch.tensor([record["seconds"] for record in records], dtype=torch.float32),
+        extra={"perturbation": torch.tensor([PERTURBATIONS.index(kind) for kind in kinds])},
+    )
 
 
-class LiftExpert:
-    """Approach, align, close, lift. One expert serves one episode."""
-
-    def __init__(self, simulation: Simulation, goal: str, perturbation: Perturbation | None = None) -> None:
-        self._simulation = simulation
-        self._perturbation = perturbation or Perturbation()
-        cubes = simulation.compiled.task.scene.cubes
-        aimed = cubes.index(goal)
-        if self._perturbation.wrong_cube and len(cubes) > 1:
-            aimed = (aimed + 1) % len(cubes)
-        self._aimed = aimed
-        self._others = [index for index in range(len(cubes)) if index != aimed]
-        self._closing = False
-        self._waited = 0
-        self._attempt = 0
-
-    def memory(self) -> tuple[bool, int, int]:
-        """What the expert remembers, for `recall` when an imagined future is taken back."""
-        return self._closing, self._waited, self._attempt
-
-    def recall(self, memory: tuple[bool, int, int]) -> None:
-        """Restore `memory`."""
-        self._closing, self._waited, self._attempt = memory
-
-    def act(self) -> np.ndarray:
-        """(7,) commanded action in [-1, 1] for the state of now. `Simulation.update_pose` must have been called."""
-        grip, rotation = self._simulation.grip_pose()
-        cube, cube_yaw = self._simulation.cube_pose(self._aimed)
-        target = cube + self._offset()
-        heading = float(np.arctan2(rotation[1, 0], rotation[0, 0]))
-        turn = self._turn(heading, cube, cube_yaw)
-        action = np.empty(7)
-        error = target - grip
-        self._update_closing(error)
-        if self._closing and self._simulation.gripper_command >= CLOSED_COMMAND:
-            error = np.array([0.0, 0.0, 1.0])
-        elif not self._closing:
-            sideways = float(np.linalg.norm(error[:2]))
-            misaligned = sideways + YAW_LENGTH * abs(turn) - FUNNEL_TOLERANCE
-            error[2] += np.clip(FUNNEL_SLOPE * misaligned, 0.0, FUNNEL_MOUTH)
-        action[:3] = POSITION_GAIN * error
-        action[3:6] = ROTATION_GAIN * _rotation_error(rotation, heading + turn)
-        action[6] = 1.0 if self._closing else -1.0
-        return np.clip(action, -1.0, 1.0)
-
-    def _offset(self) -> np.ndarray:
-        offsets = self._perturbation.offsets
-        return offsets[self._attempt] if self._attempt < len(offsets) else np.zeros(3)
-
-    def _update_closing(self, error: np.ndarray) -> None:
-        """Close at the target; give up and open again when the cube is no longer between the fingers."""
-        if self._closing:
-            if np.linalg.norm(error) > LOST_RADIUS + self._perturbation.close_early:
-                self._closing, self._waited = False, 0
-                self._attempt += 1
-            return
-        near = np.linalg.norm(error[:2]) < GRASP_RADIUS and abs(error[2]) < GRASP_RADIUS + self._perturbation.close_early
-        if near:
-            self._waited += 1
-            self._closing = self._waited > self._perturbation.close_late
-
-    def _turn(self, heading: float, cube: np.ndarray, cube_yaw: float) -> float:
-        """Signed angle to the better of the two grasps of a cube: little turning, fingers clear of the other cubes."""
-        nearest = _wrap(cube_yaw - heading, np.pi / 2)
-        other = nearest - np.sign(nearest) * np.pi / 2 if nearest else np.pi / 2
-        return min((nearest, other), key=lambda turn: self._grasp_cost(turn, heading + turn, cube))
-
-    def _grasp_cost(self, turn: float, heading: float, cube: np.ndarray) -> float:
-        cost = abs(turn)
-        for index in self._others:
-            gap = self._simulation.cube_pose(index)[0][:2] - cube[:2]
-            distance = float(np.linalg.norm(gap))
-            along_fingers = abs(gap @ (np.cos(heading), np.sin(heading))) / max(distance, 1e-6)
-            cost += 2.0 * along_fingers**2 * max(0.0, 1.0 - distance / NEIGHBOUR_RANGE)
-        return cost
+_OUTCOME = frozenset({"actions", "rewards", "mask", "status", "seconds"})
 
 
-def _rotation_error(rotation: np.ndarray, heading: float) -> np.ndarray:
-    """(3,) rotation vector (small angles) to the grip that points straight down with that heading of its x axis."""
-    x = np.array([np.cos(heading), np.sin(heading), 0.0])
-    z = np.array([0.0, 0.0, -1.0])
-    wanted = np.stack([x, np.cross(z, x), z], axis=1)
-    return 0.5 * np.cross(rotation.T, wanted.T).sum(axis=0)
+def _stacked(records: Sequence[dict[str, Any]], name: str) -> Tensor:
+    return torch.from_numpy(np.stack([record[name] for record in records]))
 
 
-def _wrap(angle: float, period: float) -> float:
-    """The equivalent angle in [-period/2, period/2)."""
-    return (angle + period / 2) % period - period / 2
+def _job(start: Start, action_noise: float, seed: int) -> dict[str, Any]:
+    return {
+        "seed": start.seed,
+        "instruction": start.instruction,
+        "action_noise": action_noise,
+        "noise_seed": [seed, start.seed],
+    }
+
+
+def _check_noise(noise: float) -> None:
+    if not 0.0 <= noise <= 1.0:
+        raise ValueError(f"expected action noise of 0 to 1, got {noise}")
+
+
+def _checked_mixture(mixture: dict[str, float], num_cubes: int) -> dict[str, float]:
+    """Shares that sum to one, known kinds only, `wrong_cube` only where there is another cube."""
+    for kind, share in mixture.items():
+        require_known("perturbation", kind, PERTURBATIONS)
+        if share < 0:
+            raise ValueError(f"expected shares of at least 0, got {share} for {kind!r}")
+    if num_cubes == 1:
+        mixture.pop("wrong_cube", None)
+    total = sum(mixture.values())
+    if total <= 0:
+        raise ValueError(f"expected at least one perturbation with a share above 0, got {mixture}")
+    return {kind: share / total for kind, share in mixture.items()}

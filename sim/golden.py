@@ -1,4 +1,4 @@
-"""A short fixed trajectory, hashed: equal hashes mean that MuJoCo, robosuite and the renderer of two machines do the same thing."""
+"""A short fixed trajectory, hashed: equal hashes mean that the simulators and renderers of two machines do the same thing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DECISIONS = 3
 
 
 def golden_hash(environment: RobotTask) -> str:
-    """`physics-frame`: 12 hex digits of the proprioception and object poses rounded to a micrometre, 12 of the last pictures."""
+    """`physics-frame`: 12 hex digits of proprioception and object poses rounded to a micrometre, 12 of the last pictures."""
     generator = np.random.default_rng(SEED)
     physics, frames = hashlib.sha256(), hashlib.sha256()
     environment.reset(seed=SEED)

@@ -1,4 +1,4 @@
-"""Decimation of purely visual meshes: at 64x64 pixels 168,000 triangles and 12,000 give the same picture at a fifth of the cost."""
+"""Decimation of purely visual meshes: at 64x64 pixels a tenth of the triangles gives the same picture, much cheaper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiled MuJoCo model of a task with the indices that stepping needs: made once with robosuite, then loaded from a cache."""
+"""The compiled MuJoCo model of a task and the indices that stepping needs: made once with robosuite, then cached."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def load_model(task: Task, full: bool = False) -> CompiledModel:
     folder = cached_folder("models", _key(task), lambda target: _build(task, target))
     model = mujoco.MjModel.from_binary_path(str(folder / ("full.mjb" if full else "fast.mjb")))
     content: dict[str, Any] = json.loads((folder / "layout.json").read_text())
-    layout = Layout(**{name: tuple(value) if isinstance(value, list) else value for name, value in content.items()})
+    layout = Layout(**{name: _frozen(value) for name, value in content.items()})
     return CompiledModel(task, model, layout, full)
 
 
@@ -78,10 +78,10 @@ def _build(task: Task, folder: Path) -> None:
     mujoco.mj_saveModel(fast, str(folder / "fast.mjb"), None)
 
 
-def _layout(stock: object, task: Task) -> Layout:
+def _layout(stock: Any, task: Task) -> Layout:
     """Read indices and controller constants off a stock environment; refuse what the lean step does not cover."""
-    robot = stock.robots[0]  # type: ignore[attr-defined]
-    model = stock.sim.model  # type: ignore[attr-defined]
+    robot = stock.robots[0]
+    model = stock.sim.model
     arm = robot.part_controllers["right"]
     _require_covered(arm, robot.composite_controller.name)
     gripper = robot.gripper["right"]
@@ -104,7 +104,7 @@ def _layout(stock: object, task: Task) -> Layout:
     )
 
 
-def _require_covered(controller: object, composite: str) -> None:
+def _require_covered(controller: Any, composite: str) -> None:
     """The lean step is operational-space pose control by deltas in the base frame with decoupled axes; nothing else."""
     wanted = {
         "name": "OSC_POSE",
@@ -118,18 +118,22 @@ def _require_covered(controller: object, composite: str) -> None:
     for name, value in wanted.items():
         got = getattr(controller, name)
         if got != value:
-            raise ValueError(f"expected a controller with {name} = {value!r} for lean stepping, got {got!r}: use the stock step")
+            raise ValueError(f"expected a controller with {name} = {value!r} for lean steps, got {got!r}: use the stock step")
     if composite != "BASIC":
         raise ValueError(f"expected the BASIC composite controller for lean stepping, got {composite!r}: use the stock step")
-    symmetric = np.allclose(controller.output_min, -controller.output_max)  # type: ignore[attr-defined]
-    unit = np.allclose(controller.input_max, 1.0) and np.allclose(controller.input_min, -1.0)  # type: ignore[attr-defined]
+    symmetric = np.allclose(controller.output_min, -controller.output_max)
+    unit = np.allclose(controller.input_max, 1.0) and np.allclose(controller.input_min, -1.0)
     if not (symmetric and unit):
         raise ValueError("expected symmetric output limits and inputs in [-1, 1] for lean stepping: use the stock step")
 
 
-def _ints(values: object) -> tuple[int, ...]:
-    return tuple(int(value) for value in values)  # type: ignore[attr-defined]
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
-def _floats(values: object) -> tuple[float, ...]:
-    return tuple(float(value) for value in values)  # type: ignore[attr-defined]
+def _ints(values: Any) -> tuple[int, ...]:
+    return tuple(int(value) for value in values)
+
+
+def _floats(values: Any) -> tuple[float, ...]:
+    return tuple(float(value) for value in values)

@@ -13,35 +13,38 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sim.environment import ACTION_NAMES, OBJECT_SIZE, PROPRIO_SIZE, check_actions, check_camera
+from sim.environment import ACTION_NAMES, OBJECT, PROPRIOCEPTION, check_actions, check_camera
 from sim.workers import Message, WorkerPool
 from tasks.task import Task, get_task
 from wmrl.types import Observation, Start, Status, Step
 
-_STATUS = {
+STATUS = {
     "running": Status.RUNNING,
     "success": Status.SUCCESS,
     "time_limit": Status.TIME_LIMIT,
     "unstable": Status.UNSTABLE,
 }
+"""The words that the light worker processes use (they do not import torch, and so not `Status`)."""
 
 
 class RealEnvironment:
-    """Real rollouts, `width` at a time. Row i lives in worker i modulo the number of workers; results do not depend on that number.
+    """Real rollouts, `width` at a time. Row i lives in worker i modulo their number; results do not depend on that number.
 
     task         name or `Task`
-    width        rows at once; num_workers processes share them (started at the first reset; the very first also makes the model)
+    width        rows at once; num_workers processes share them (started at the first reset; the very first makes the model)
     chunk        control steps of one decision
     image_size   pixels of the square pictures the policy sees
-    timeout      seconds one chunk of all rows of a worker may take before the worker counts as hung
+    timeout_seconds  one chunk of all rows of a worker may take this long before the worker counts as hung
 
-    Observation: `pixels/agentview`, `pixels/wrist` uint8 (B, S, S, 3); `proprio` float32 (B, P); `objects` float32 (B, O) privileged;
-    `time` float32 (B, 1) share of the horizon used; `instruction` list of B str.
+    Observation: `pixels/agentview`, `pixels/wrist` uint8 (B, S, S, 3); `proprio` float32 (B, P); `objects` float32 (B, O)
+    privileged; `time` float32 (B, 1) share of the horizon used; `instruction` list of B str.
     """
 
     imagined = False
-    proprio_size = PROPRIO_SIZE
+    action_names = ACTION_NAMES
+    proprio_names = PROPRIOCEPTION
     action_size = len(ACTION_NAMES)
+    proprio_size = len(PROPRIOCEPTION)
 
     def __init__(
         self,
@@ -51,7 +54,7 @@ class RealEnvironment:
         num_workers: int = 2,
         chunk: int = 8,
         image_size: int = 64,
-        timeout: float = 120.0,
+        timeout_seconds: float = 120.0,
     ) -> None:
         self.task = get_task(task) if isinstance(task, str) else task
         self.max_decisions = self.task.num_decisions(chunk)
@@ -59,10 +62,11 @@ class RealEnvironment:
             if value < least:
                 raise ValueError(f"expected {name} of at least {least}, got {value}")
         self.width, self.num_workers, self.chunk, self.image_size = width, min(num_workers, width), chunk, image_size
-        self.object_size = OBJECT_SIZE * len(self.task.scene.cubes)
+        self.object_names = tuple(f"{cube}_{name}" for cube in self.task.scene.cubes for name in OBJECT)
+        self.object_size = len(self.object_names)
         self.clipped_actions = 0
         """Action numbers outside [-1, 1] so far; they were clipped."""
-        self._pool = WorkerPool(self.num_workers, (self.task, chunk, image_size), timeout)
+        self._pool = WorkerPool(self.num_workers, (self.task, chunk, image_size), timeout_seconds)
         self._record: dict[int, tuple[str, int, bool]] = {}
         self._frames: dict[int, list[np.ndarray]] = {}
         self._starts: list[Start] = []
@@ -89,7 +93,7 @@ class RealEnvironment:
         return self._observation()
 
     def step(self, actions: Tensor) -> Step:
-        """Execute a chunk (B, H, 7) in every row that still runs; rows that had ended keep status and observation, with reward 0."""
+        """Execute a chunk (B, H, 7) in every row that still runs; rows that had ended keep status and observation, reward 0."""
         count = len(self._starts)
         if count == 0:
             raise ValueError("expected reset before step")
@@ -109,7 +113,7 @@ class RealEnvironment:
                 continue
             self._history[row].append(chunks[row])
             self._observations[row] = reply["observation"]
-            self._status[row] = _STATUS[reply["status"]]
+            self._status[row] = STATUS[reply["status"]]
             self._control_steps[row] = reply["control_steps"]
             self.clipped_actions += reply["clipped"]
             reward[row], seconds[row] = reply["reward"], reply["seconds"]
@@ -121,7 +125,7 @@ class RealEnvironment:
     def record_frames(
         self, rows: Sequence[int], *, size: int = 256, camera: str = "agentview", full: bool = False
     ) -> None:
-        """From the next reset on, keep a picture of every control step of these rows (none: stop). full=True: shadows, every triangle."""
+        """From the next reset on keep a picture of every control step of these rows. full: shadows, all triangles."""
         check_camera(self.task, camera)
         outside = [row for row in rows if not 0 <= row < self.width]
         if outside:
@@ -193,7 +197,7 @@ class RealEnvironment:
         return "reset", {"starts": starts, "record": {row: self._record[row] for row in rows if row in self._frames}}
 
     def _replay(self, worker: int) -> list[Message]:
-        """What brings a fresh worker to the state before the decision that was lost: its starts, and every chunk executed since."""
+        """What brings a fresh worker to the state before the lost decision: its starts, and every chunk executed since."""
         rows = self._rows_of(worker)
         messages = [self._reset_message(worker)]
         for decision in range(max(len(self._history[row]) for row in rows)):

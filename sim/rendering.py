@@ -1,4 +1,4 @@
-"""Pictures of a simulation: a cheap renderer for policies, and a full-quality one for videos. Upright RGB, uint8, height x width x 3."""
+"""Pictures of a simulation, upright RGB uint8 (height, width, 3): cheap ones for policies, full quality for videos."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _VISUAL_GROUP = 1
 
 
 class Renderer:
-    """Renders any `MjData` of one model at one picture size. Owns an OpenGL context: `close` it, and never fork afterwards.
+    """Renders any `MjData` of one model at one picture size. Owns an OpenGL context: `close` it, and never fork after.
 
-    full=True keeps multisampling, shadows, reflections and the sky, for videos; the default leaves them out (a tenth of the cost).
+    full=True keeps multisampling, shadows, reflections and the sky, for videos; the default leaves them out (a tenth of the
+    cost).
     """
 
     def __init__(self, compiled: CompiledModel, size: int, full: bool = False) -> None:
@@ -53,7 +54,8 @@ class Renderer:
         mujoco.mjr_render(self._viewport, self._scene, self._buffer)
         picture = np.empty((self._size, self._size, 3), dtype=np.uint8)
         mujoco.mjr_readPixels(picture, None, self._viewport, self._buffer)
-        return np.ascontiguousarray(picture[::-1])  # OpenGL's first row is the lowest: the one place that turns pictures upright
+        # OpenGL's first row is the lowest. This is the one place that turns pictures upright.
+        return np.ascontiguousarray(picture[::-1])
 
     def render_all(self, data: mujoco.MjData, cameras: Sequence[str]) -> dict[str, np.ndarray]:
         """Camera name -> picture."""

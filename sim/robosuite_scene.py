@@ -1,4 +1,4 @@
-"""The scene as a stock robosuite environment: a Panda before a table with coloured cubes. Used to make the model and to check it.
+"""The scene as a stock robosuite environment: a Panda before a table with coloured cubes. Makes the model, and checks it.
 
 The only file that imports robosuite (5-13 s). Everything else works on the compiled model.
 """

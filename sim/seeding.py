@@ -15,7 +15,8 @@ _MAXIMUM_TRIES = 10_000
 class SceneDraw:
     """What a seed decides. N cubes.
 
-    joint_noise (7,) radians, added to the robot's resting joint angles; cube_xy (N, 2) metres from the table centre; cube_yaw (N,) radians
+    joint_noise (7,) radians, added to the robot's resting joint angles
+    cube_xy     (N, 2) metres from the table centre; cube_yaw (N,) radians
     """
 
     joint_noise: np.ndarray

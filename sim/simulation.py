@@ -1,7 +1,7 @@
 """One simulated robot on a shared model: seeded reset, lean control steps, proprioception, privileged object poses, success.
 
-Legend: P = 15 proprioceptive numbers, O = 5 numbers per cube. Physics are those of stock robosuite: 25 substeps of 2 ms per control step,
-torque recomputed at each; what is left out is only what does not act on the physics (observables, buffers, repeated look-ups).
+Legend: P = 15 proprioceptive numbers, O = 5 numbers per cube. Physics are those of stock robosuite: 25 substeps of 2 ms per
+control step, torque recomputed at each; only what does not act on the physics is left out (observables, buffers, look-ups).
 """
 
 from __future__ import annotations
@@ -15,18 +15,6 @@ import numpy as np
 from sim import controller
 from sim.model import CompiledModel
 from sim.seeding import draw_scene
-
-PROPRIOCEPTION = (
-    *("grip_x", "grip_y", "grip_z"),
-    *("axis_x_x", "axis_x_y", "axis_x_z", "axis_y_x", "axis_y_y", "axis_y_z"),
-    *("finger_left", "finger_right", "gripper_command"),
-    *("velocity_x", "velocity_y", "velocity_z"),
-)
-"""Grip-site position relative to the table-top centre (m), first two columns of its rotation, finger joints (m), the gripper's
-commanded opening in [-1, 1] (+1 closed; part of the controller's state), and grip-site velocity (m/s)."""
-
-OBJECT = ("x", "y", "z", "cos_4_yaw", "sin_4_yaw")
-"""Per cube: centre relative to the table-top centre (m), and its yaw up to the quarter turns that a cube does not show."""
 
 TABLE_TOP = 0.8
 PLACEMENT_GAP = 0.001
@@ -55,21 +43,24 @@ class Simulation:
         self.model = compiled.model
         self.data = mujoco.MjData(compiled.model)
         layout = compiled.layout
-        self._arm_qpos = _span(layout.arm_qpos)
-        self._arm_qvel = _span(layout.arm_qvel)
-        self._arm_actuators = _span(layout.arm_actuators)
-        self._arm_range = self.model.actuator_ctrlrange[self._arm_actuators].T.copy()
+        self._arm_qpos, self._arm_qvel, actuators = (_span(s) for s in (layout.arm_qpos, layout.arm_qvel, layout.arm_actuators))
+        self._arm_low, self._arm_high = self.model.actuator_ctrlrange[actuators].T.copy()
         self._gripper_range = self.model.actuator_ctrlrange[list(layout.gripper_actuators)].copy()
-        self._kp, self._kd, self._scale = (np.array(x) for x in (layout.kp, layout.kd, layout.action_scale))
+        self._scale = np.array(layout.action_scale)
         self._substeps = round(1.0 / (compiled.task.control_frequency * self.model.opt.timestep))
         self._jacobian = np.zeros((6, self.model.nv))
         self._mass = np.zeros((self.model.nv, self.model.nv))
+        # Views into MuJoCo's memory, made once: making them at each of 25 substeps would cost a tenth of the step.
+        data = self.data
+        self._control = data.ctrl[actuators]
+        self._arm_state = (data.qfrc_bias[self._arm_qvel], data.qpos[self._arm_qpos], data.qvel[self._arm_qvel])
+        self._grip = (data.site_xpos[layout.grip_site], data.site_xmat[layout.grip_site])
         self._full_mass = _full_mass_function()
         self.gripper_command = 0.0
         self._rest = np.zeros(len(layout.arm_qpos))
 
     def reset(self, seed: int) -> None:
-        """The first state of a seed: everything is reset (state, warm start, controls, gripper command), nothing carries over."""
+        """The first state of a seed: all is reset (state, warm start, controls, gripper command), nothing carries over."""
         layout, scene = self.compiled.layout, self.compiled.task.scene
         draw = draw_scene(scene, seed)
         mujoco.mj_resetData(self.model, self.data)
@@ -85,35 +76,32 @@ class Simulation:
 
     def control_step(self, action: np.ndarray) -> None:
         """One control step (50 ms at 20 Hz) of an action (7,) in [-1, 1]."""
-        layout, model, data = self.compiled.layout, self.model, self.data
+        model, data, layout = self.model, self.data, self.compiled.layout
         self._move_gripper(action[6])
-        goal, origin = np.empty(12), np.empty(12)
-        position, rotation = data.site_xpos[layout.grip_site], data.site_xmat[layout.grip_site]
-        arm_qpos, arm_qvel = data.qpos[self._arm_qpos], data.qvel[self._arm_qvel]
-        bias, control = data.qfrc_bias[self._arm_qvel], data.ctrl[self._arm_actuators]
         jacobian, mass = self._jacobian[:, self._arm_qvel], self._mass[self._arm_qvel, self._arm_qvel]
-        low, high = self._arm_range
+        position_jacobian, rotation_jacobian = self._jacobian[:3], self._jacobian[3:]
+        grip, state = np.empty(12), np.zeros((6, len(layout.arm_qpos)))
+        state[3], state[4, :6], state[5, :6] = self._rest, layout.kp, layout.kd
         for substep in range(self._substeps):
             mujoco.mj_step1(model, data)
-            self._update_dynamics()
+            mujoco.mj_jacSite(model, data, position_jacobian, rotation_jacobian, layout.grip_site)
+            self._full_mass(model, data, self._mass)
+            grip[:3], grip[3:] = self._grip
+            state[0], state[1], state[2] = self._arm_state
             if substep == 0:
-                origin[:3] = data.site_xpos[layout.origin_site]
-                origin[3:] = data.site_xmat[layout.origin_site]
-                controller.goal_pose(action[:6], self._scale, position, rotation, origin, goal)
-            torque = controller.arm_torque(
-                goal, position, rotation, jacobian, mass, bias, arm_qpos, arm_qvel, self._rest, self._kp, self._kd
-            )
-            np.clip(torque, low, high, out=control)
+                goal = controller.goal_pose(action[:6], self._scale, grip, self._origin())
+            torque = controller.arm_torque(goal, grip, jacobian, mass, state)
+            np.clip(torque, self._arm_low, self._arm_high, out=self._control)
             mujoco.mj_step2(model, data)
 
     def update_pose(self) -> None:
-        """Bring poses and cameras up to date with the state (a step leaves them one substep behind); physics are not touched."""
+        """Bring poses and cameras up to date (a step leaves them one substep behind the state); physics are not touched."""
         mujoco.mj_kinematics(self.model, self.data)
         mujoco.mj_comPos(self.model, self.data)
         mujoco.mj_camlight(self.model, self.data)
 
     def proprioception(self) -> np.ndarray:
-        """(P,) float32, see `PROPRIOCEPTION`. Call `update_pose` first."""
+        """(P,) float32, see `sim.environment.PROPRIOCEPTION`. Call `update_pose` first."""
         layout, data = self.compiled.layout, self.data
         position = data.site_xpos[layout.grip_site] - (0.0, 0.0, TABLE_TOP)
         rotation = data.site_xmat[layout.grip_site].reshape(3, 3)
@@ -124,7 +112,7 @@ class Simulation:
         return np.concatenate(parts).astype(np.float32)
 
     def objects(self) -> np.ndarray:
-        """(O,) float32 privileged cube poses in the order of `Scene.cubes`, see `OBJECT`."""
+        """(O,) float32 privileged cube poses in the order of `Scene.cubes`, see `sim.environment.OBJECT`."""
         rows = []
         for index in range(len(self.compiled.layout.cube_qpos)):
             position, yaw = self.cube_pose(index)
@@ -178,9 +166,10 @@ class Simulation:
         sides = np.array([-1.0, 1.0]) * self.gripper_command
         self.data.ctrl[list(layout.gripper_actuators)] = 0.5 * (low + high) + 0.5 * (high - low) * sides
 
-    def _update_dynamics(self) -> None:
-        mujoco.mj_jacSite(self.model, self.data, self._jacobian[:3], self._jacobian[3:], self.compiled.layout.grip_site)
-        self._full_mass(self.model, self.data, self._mass)
+    def _origin(self) -> np.ndarray:
+        """(12,) world pose of the robot's base, the frame of the actions."""
+        site = self.compiled.layout.origin_site
+        return np.concatenate([self.data.site_xpos[site], self.data.site_xmat[site]])
 
 
 def _span(indices: tuple[int, ...]) -> slice:

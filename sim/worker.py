@@ -1,7 +1,8 @@
 """What runs inside a worker process: several environments of one task on one shared model, one message at a time.
 
-Started as `python -m sim.worker <file descriptor>`: a fresh interpreter that inherits no OpenGL context, thread or lock, does not import the
-user's main script, and ends by itself when its parent is gone. Messages are (command, arguments); replies ("ok", result) or ("error", text).
+Started as `python -m sim.worker <file descriptor>`: a fresh interpreter that inherits no OpenGL context, thread or lock, does
+not import the user's main script, and ends by itself when its parent is gone. Messages are (command, arguments), replies
+("ok", result) or ("error", text).
 """
 
 from __future__ import annotations
@@ -80,11 +81,11 @@ def answer(rows: Rows, command: str, arguments: dict[str, Any]) -> Any:
     if command == "step":
         return rows.step(**arguments)
     if command == "demonstrate":
-        from sim.demonstrations import demonstrate
+        from sim.playing import demonstrate
 
         return demonstrate(rows.environment(), **arguments)
     if command == "demonstrate_chunks":
-        from sim.demonstrations import demonstrate_chunks
+        from sim.playing import demonstrate_chunks
 
         return demonstrate_chunks(rows.environment(), **arguments)
     if command == "golden":
@@ -120,7 +121,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides
     import mujoco
 
-    mujoco.set_mju_user_warning(lambda text: None)  # instabilities are reported by status; MuJoCo would write a log file into the folder
+    # Instabilities are reported by status; MuJoCo would also write a log file into the current folder.
+    mujoco.set_mju_user_warning(lambda text: None)
     with Connection(int(sys.argv[1])) as connection:
         serve(connection)
 

@@ -1,4 +1,4 @@
-"""Long-lived simulator processes, each with rows of its own. One that dies or hangs is replaced, and what it was doing is done again."""
+"""Long-lived simulator processes, each with rows of its own. One that dies or hangs is replaced and its work done again."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Worker:
 
 @dataclass
 class _Conversation:
-    """What one worker still has to be told in an exchange, and what it has answered. The first `silent` messages only rebuild its state."""
+    """What one worker still has to be told, and what it has answered. The first `silent` messages only rebuild its state."""
 
     messages: list[Message]
     silent: int = 0
@@ -108,8 +108,8 @@ class WorkerPool:
     ) -> dict[int, list[Any] | None]:
         """Tell each worker its messages, one after another, all workers at once; the replies in order.
 
-        rebuild(worker) gives the messages that bring a fresh worker to the state before this exchange. None for a worker that failed
-        `MAXIMUM_RESTARTS` + 1 times. ValueError when a worker refused a message as the caller's mistake.
+        rebuild(worker) gives the messages that bring a fresh worker to the state before this exchange. None for a worker that
+        failed `MAXIMUM_RESTARTS` + 1 times. ValueError when a worker refused a message as the caller's mistake.
         """
         talks = {worker: _Conversation(list(queue)) for worker, queue in messages.items() if queue}
         for worker, talk in talks.items():

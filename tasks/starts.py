@@ -1,4 +1,4 @@
-"""Three disjoint pools of starts per task, frozen test and validation manifests, and the check that no training start is in one."""
+"""Three disjoint pools of starts per task, frozen test and validation manifests, and the check against leaks."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def load_manifest(task: str, split: str) -> Manifest:
     content = json.loads(resources.files("tasks").joinpath("manifests", name).read_text())
     starts = tuple(Start(task, seed, instruction, split) for seed, instruction in content["starts"])
     if content["content_hash"] != content_hash(starts):
-        raise ValueError(f"expected manifest {name} to match its content hash, got an edited file: restore it from version control")
+        raise ValueError(f"expected manifest {name} to match its content hash, got an edited file: restore it from git")
     return Manifest(task, split, starts, content["content_hash"])
 
 
