@@ -5,6 +5,8 @@ No pickles: a checkpoint from a stranger must not run code. Whatever would not c
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -70,26 +72,11 @@ def _encode_mapping(value: Mapping[Any, Any], place: str, tensors: dict[str, Ten
     return {_ITEMS: [[_encode(key, place, tensors), _encode(item, f"{place}.{key}", tensors)] for key, item in value.items()]}
 
 
-def same_state(first: Any, second: Any) -> bool:
-    """Whether two states are equal in structure, types and every bit of every number (NaN equals NaN)."""
-    tree, tensors = encode(first)
-    other_tree, other_tensors = encode(second)
-    if tree != other_tree or _types(first) != _types(second):
-        return False
-    return all(_bits_equal(tensor, other_tensors[name]) for name, tensor in tensors.items())
-
-
-def _types(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return [(key, _types(item)) for key, item in value.items()]
-    if isinstance(value, list | tuple):
-        return [_types(item) for item in value]
-    return "Tensor" if isinstance(value, Tensor) else type(value).__name__
-
-
-def _bits_equal(first: Tensor, second: Tensor) -> bool:
-    return first.dtype == second.dtype and first.shape == second.shape and torch.equal(_bytes(first), _bytes(second))
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.reshape(-1).view(torch.uint8)
+def state_hash(state: Any) -> str:
+    """SHA-256 of a state: equal exactly when structure, types and every bit of every number are (NaN equals NaN)."""
+    tree, tensors = encode(state)
+    digest = hashlib.sha256(json.dumps(tree, allow_nan=False).encode())
+    for name, tensor in tensors.items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
