@@ -1,0 +1,178 @@
+"""Trust: how much of the update may rest on the world model, judged by agreement inside groups (method 3.8).
+
+Everything is measured on pairs whose prediction was fixed before the real outcome was seen.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from torch import Tensor
+
+from wmrl.correction.debias import centred
+from wmrl.statistics import fisher_interval
+
+
+class TrustState(Enum):
+    """COLD: too little evidence. PPI: unbiased use only. FUSE: the model's mean is used too. DISTRUST: real only."""
+
+    COLD = "cold"
+    PPI = "ppi"
+    FUSE = "fuse"
+    DISTRUST = "distrust"
+
+
+@dataclass(frozen=True)
+class TrustConfig:
+    """Thresholds on the bounds of the within-group correlation; `degrees` of freedom that end COLD; limits of the alarms."""
+
+    discount: float = 0.99
+    refresh_keep: float = 0.5
+    degrees: float = 60.0
+    ppi_enter: float = 0.2
+    fuse_enter: float = 0.4
+    fuse_leave: float = 0.3
+    disagreement_limit: float = 0.8
+    gap_limit: float = 0.3
+    gap_trend_limit: float = 0.15
+    unusable_limit: float = 0.05
+    z: float = 1.645
+
+    def __post_init__(self) -> None:
+        if not self.fuse_leave < self.fuse_enter:
+            raise ValueError(f"expected trust.fuse_leave below trust.fuse_enter, got {self.fuse_leave} and {self.fuse_enter}")
+        if not 0 < self.discount <= 1:
+            raise ValueError(f"expected trust.discount in (0, 1], got {self.discount}")
+
+
+class Agreement:
+    """Discounted moments of group-centred pairs: real R~ and predicted f~, with their degrees of freedom."""
+
+    def __init__(self) -> None:
+        self.real_power = self.predicted_power = self.product = self.difference_power = self.degrees = 0.0
+
+    def discount(self, keep: float) -> None:
+        for name in vars(self):
+            setattr(self, name, keep * getattr(self, name))
+
+    def add(self, real: Tensor, predicted: Tensor, groups: Tensor, valid: Tensor) -> None:
+        """Pairs (B,). Groups whose real returns are all equal stay in the sums (they say that predicted spread is
+        spurious), but widen the interval: they bring no degrees of freedom, since no agreement could have shown there."""
+        r, f = centred(real, groups, valid), centred(predicted, groups, valid)
+        self.real_power += float((r * r).sum())
+        self.predicted_power += float((f * f).sum())
+        self.product += float((r * f).sum())
+        self.difference_power += float(((r - f) ** 2).sum())
+        spread = {int(g) for g in groups[valid & (r.abs() > 1e-9)]}
+        self.degrees += sum(int(((groups == g) & valid).sum()) - 1 for g in spread)
+
+    @property
+    def correlation(self) -> float:
+        """rho_w; 0 while one side has no spread."""
+        power = self.real_power * self.predicted_power
+        return self.product / math.sqrt(power) if power > 1e-20 else 0.0
+
+    @property
+    def disagreement(self) -> float:
+        """s^2 = sum (A^F - A^R)^2 / sum (A^R)^2, a ratio of sums that keeps constant-reward groups."""
+        return self.difference_power / self.real_power if self.real_power > 1e-12 else math.inf
+
+    def bounds(self, z: float) -> tuple[float, float]:
+        return fisher_interval(self.correlation, self.degrees, z)
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
+class Trust:
+    """The state machine of method 3.8 with hysteresis; `update` is called once per step, after the step's coefficients are
+    formed."""
+
+    def __init__(self, config: TrustConfig) -> None:
+        self.config = config
+        self.state = TrustState.COLD
+        self.agreement = Agreement()
+        self.vetoed = False
+        self._fast_gap = self._slow_gap = self._gap_weight = 0.0
+        self._unusable = 0.0
+
+    @property
+    def gap(self) -> float:
+        """Recent mean of predicted minus real return on pairs: what the policy gains in the model only."""
+        return self._fast_gap
+
+    @property
+    def exploited(self) -> bool:
+        """The alarm for the log: the model promises much more than the real world gives. A constant gap cancels inside groups,
+        so it does not close the gate by itself; a growing one does."""
+        return self._fast_gap > self.config.gap_limit
+
+    @property
+    def drifting(self) -> bool:
+        """The gap is growing: the policy climbs the model's errors."""
+        return self._fast_gap - self._slow_gap > self.config.gap_trend_limit
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Lower and upper bound of the within-group correlation."""
+        return self.agreement.bounds(self.config.z)
+
+    def observe(self, real: Tensor, predicted: Tensor, groups: Tensor, valid: Tensor) -> None:
+        """Take in pairs (B,) without moving the state: first evidence from the exam, or one step's anchors."""
+        self.agreement.add(real, predicted, groups, valid)
+        if not bool(valid.any()):
+            return
+        gap = float((predicted - real)[valid].mean())
+        self._gap_weight += 1.0
+        self._fast_gap += max(0.3, 1 / self._gap_weight) * (gap - self._fast_gap)
+        self._slow_gap += max(0.03, 1 / self._gap_weight) * (gap - self._slow_gap)
+
+    def update(self, unusable_share: float) -> TrustState:
+        """Move the state on all evidence so far, then discount it by one step."""
+        self._unusable = 0.8 * self._unusable + 0.2 * unusable_share
+        self.state = self._next()
+        self.agreement.discount(self.config.discount)
+        return self.state
+
+    def _next(self) -> TrustState:
+        c = self.config
+        low, high = self.bounds
+        if self.vetoed or self._unusable > c.unusable_limit:
+            return TrustState.DISTRUST
+        if self.state is TrustState.COLD and self.agreement.degrees < c.degrees:
+            return TrustState.COLD
+        if high < c.ppi_enter:
+            return TrustState.DISTRUST
+        if self.state is TrustState.FUSE and low >= c.fuse_leave and not self.drifting:
+            return TrustState.FUSE
+        if low > c.fuse_enter and not self.drifting and self.agreement.disagreement < c.disagreement_limit:
+            return TrustState.FUSE
+        if low > c.ppi_enter or self.state is TrustState.FUSE:
+            return TrustState.PPI
+        return self.state
+
+    def refreshed(self) -> None:
+        """A new model version: evidence is discounted, not restarted."""
+        self.agreement.discount(self.config.refresh_keep)
+        self._gap_weight *= self.config.refresh_keep
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "state": self.state.value,
+            "vetoed": self.vetoed,
+            "agreement": self.agreement.state_dict(),
+            "gap": [self._fast_gap, self._slow_gap, self._gap_weight],
+            "unusable": self._unusable,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = TrustState(state["state"])
+        self.vetoed, self._unusable = state["vetoed"], state["unusable"]
+        self.agreement.load_state_dict(state["agreement"])
+        self._fast_gap, self._slow_gap, self._gap_weight = state["gap"]

@@ -1,0 +1,252 @@
+"""The trainer: one step mixes imagined and real rollouts into one policy update, whatever the domain, the simulator or the
+model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from wmrl.buffer import Buffer
+from wmrl.collect import collect, expand
+from wmrl.correction import Correction, Plan
+from wmrl.correction.correction import StartSource
+from wmrl.ledger import Ledger
+from wmrl.noise import derive_seed
+from wmrl.objective import Objective, ObjectiveConfig, TrainablePolicy
+from wmrl.pairing import Pairing
+from wmrl.types import Environment, ImaginedWorld, Rollouts, Start, Status
+
+
+class StatefulWorld(ImaginedWorld, Protocol):
+    """An imagined world that can be saved."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> Any: ...
+
+
+@dataclass(frozen=True)
+class TrainerConfig:
+    """seed of everything random; refresh_every steps the world model is fitted again (0: never); record names observation
+    entries that the buffer keeps beside the policy's inputs (what the world model learns from)."""
+
+    seed: int = 0
+    refresh_every: int = 4
+    record: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.refresh_every < 0:
+            raise ValueError(f"expected trainer.refresh_every of at least 0, got {self.refresh_every}")
+
+
+@dataclass
+class Parts:
+    """The collaborators of a trainer. `imagination` may be None in mode real."""
+
+    environment: Environment
+    imagination: StatefulWorld | None
+    policy: TrainablePolicy
+    pairing: Pairing
+    correction: Correction
+    starts: StartSource
+    buffer: Buffer
+    ledger: Ledger
+
+
+class Trainer:
+    """Runs steps. Every random number is keyed by (seed, step, purpose), so a step depends on the state before it and
+    nothing else."""
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        parts: Parts,
+        objective: ObjectiveConfig,
+        *,
+        on_step: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        if parts.correction.uses_model and parts.imagination is None:
+            mode = parts.correction.config.mode
+            raise ValueError(f"expected a world model with correction.mode={mode}, got none: fit one first, or use mode=real")
+        self.config, self.parts = config, parts
+        self._reference = _frozen_copy(parts.policy)
+        self._objective = Objective(objective, parts.policy, self._reference)
+        self._on_step = on_step
+        self.step_index = 0
+
+    def step(self) -> dict[str, Any]:
+        """One training step; returns its record for the log."""
+        parts, correction, ledger = self.parts, self.parts.correction, self.parts.ledger
+        before = ledger.wall_seconds()
+        plan = correction.plan(parts.starts, self.step_index, self.config.seed)
+        with ledger.phase("imagine"):
+            imagined = self._imagine(plan.starts, "rollouts")
+            anchors = correction.choose_anchors(plan, imagined)  # after the predictions, before any real outcome
+        with ledger.phase("real"):
+            real = parts.pairing.execute(
+                parts.environment,
+                parts.policy,
+                anchors.starts,
+                correction.config.group_size,
+                imagined,
+                seed=self._seed("rollouts"),
+                policy_version=self.step_index,
+                record=self.config.record,
+            )
+            ledger.record("anchors", real)
+        with ledger.phase("update"):
+            batch = correction.correct(plan, anchors, imagined, real, same_samples=parts.pairing.same_samples)
+            numbers = self._objective.update(batch.sources, seed=self._seed("minibatches"))
+            correction.update(imagined, real)  # only now may these outcomes move the state
+        extra = self._extra_updates(plan)
+        parts.buffer.add(real)
+        with ledger.phase("fit"):
+            losses = self._refresh()
+        record = {
+            "step": self.step_index,
+            **_outcomes(real, imagined),
+            **batch.info,
+            **numbers,
+            **extra,
+            "imagined_share": _imagined_share(batch.info, extra),
+            **correction.metrics(),
+            **losses,
+            "optimizer_updates_total": self._objective.num_updates,
+            "skipped_updates_total": self._objective.skipped,
+            "model_version": parts.imagination.version if parts.imagination else 0,
+            **self._spent(before),
+        }
+        self.step_index += 1
+        if self._on_step:
+            self._on_step(record)
+        return record
+
+    def _seed(self, *purpose: int | str) -> int:
+        return derive_seed(self.config.seed, self.step_index, *purpose)
+
+    def _imagine(self, starts: Sequence[Start], *purpose: int | str) -> Rollouts | None:
+        """Imagined groups of these starts under the current policy, None in mode real."""
+        model = self.parts.imagination
+        if model is None or not self.parts.correction.uses_model:
+            return None
+        rows, members = expand(starts, self.parts.correction.config.group_size)
+        rollouts = collect(
+            model.environment(),
+            self.parts.policy,
+            rows,
+            members,
+            seed=self._seed(*purpose),
+            policy_version=self.step_index,
+            model_version=model.version,
+        )
+        self.parts.ledger.record("imagination", rollouts)
+        return rollouts
+
+    def _extra_updates(self, plan: Plan) -> dict[str, float]:
+        """The dose: further updates on imagined rollouts alone, each from its own starts and the newest policy."""
+        totals: dict[str, float] = {"dose": float(len(plan.extra))}
+        returns = 0.0
+        for number, starts in enumerate(plan.extra):
+            with self.parts.ledger.phase("imagine"):
+                imagined = self._imagine(starts, "extra", number)
+                assert imagined is not None, "a dose without a world model"
+            with self.parts.ledger.phase("update"):
+                batch = self.parts.correction.imagined_batch(imagined)
+                numbers = self._objective.update(batch.sources, seed=self._seed("extra minibatches", number), extra=True)
+            returns = float(imagined.returns().mean())
+            for name in ("kl", "optimizer_updates", "clipped_tokens_imagined"):
+                totals[f"extra_{name}"] = totals.get(f"extra_{name}", 0.0) + numbers.get(name, 0.0)
+            totals["extra_mass_imagined"] = totals.get("extra_mass_imagined", 0.0) + batch.info["mass_imagined"]
+        if plan.extra:
+            totals["extra_imagined_success"] = returns
+        return totals
+
+    def _refresh(self) -> dict[str, float]:
+        """Fit the world model again on everything real, every few steps; its pairs were used for the correction before."""
+        model, every = self.parts.imagination, self.config.refresh_every
+        if model is None or not self.parts.correction.uses_model or every == 0 or (self.step_index + 1) % every:
+            return {}
+        losses = model.fit(self.parts.buffer.all(), seed=self._seed("fit"))
+        self.parts.correction.model_refreshed()
+        return {f"model_{name}": value for name, value in losses.items()}
+
+    def _spent(self, before: dict[str, float]) -> dict[str, Any]:
+        ledger = self.parts.ledger
+        return {
+            "seconds": {name: total - before.get(name, 0.0) for name, total in ledger.wall_seconds().items()},
+            "real_decisions": ledger.real_decisions,
+            "imagined_decisions": ledger.imagined_decisions,
+            "real_episodes": ledger.real_episodes,
+            "imagined_episodes": ledger.imagined_episodes,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything a step depends on, as nested dictionaries of tensors and plain values."""
+        parts = self.parts
+        return {
+            "step_index": self.step_index,
+            "policy": dict(parts.policy.state_dict()),
+            "reference": {n: p.detach() for n, p in self._reference.named_parameters() if n in _trained(parts.policy)},
+            "objective": self._objective.state_dict(),
+            "correction": parts.correction.state_dict(),
+            "imagination": parts.imagination.state_dict() if parts.imagination else None,
+            "buffer": parts.buffer.state_dict(),
+            "ledger": parts.ledger.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly where `state_dict` was taken."""
+        parts = self.parts
+        self.step_index = state["step_index"]
+        parts.policy.load_state_dict(state["policy"])
+        saved = state["reference"]
+        with torch.no_grad():
+            for name, parameter in self._reference.named_parameters():
+                if name in saved:
+                    parameter.copy_(saved[name])
+        self._objective.load_state_dict(state["objective"])
+        parts.correction.load_state_dict(state["correction"])
+        if parts.imagination is not None:
+            parts.imagination.load_state_dict(state["imagination"])
+        parts.buffer.load_state_dict(state["buffer"])
+        parts.ledger.load_state_dict(state["ledger"])
+
+
+def _frozen_copy(policy: TrainablePolicy) -> TrainablePolicy:
+    reference = copy.deepcopy(policy)
+    for _, parameter in reference.named_parameters():
+        parameter.requires_grad_(False)
+    return reference
+
+
+def _trained(policy: TrainablePolicy) -> set[str]:
+    return {name for name, parameter in policy.named_parameters() if parameter.requires_grad}
+
+
+def _imagined_share(info: dict[str, float], extra: dict[str, float]) -> float:
+    """Share of the step's |coefficient| mass on imagined rollouts, the extra updates included; 0 when there is no mass at
+    all."""
+    imagined = info.get("mass_imagined", 0.0) + extra.get("extra_mass_imagined", 0.0)
+    total = imagined + info["mass_real"]
+    return imagined / total if total > 0 else 0.0
+
+
+def _outcomes(real: Rollouts, imagined: Rollouts | None) -> dict[str, float]:
+    """The real success rate under its own name, never mixed with the imagined one."""
+    valid = real.valid()
+    successes = (real.status == Status.SUCCESS) & valid
+    numbers = {
+        "real_success": float(successes.sum()) / max(int(valid.sum()), 1),
+        "real_return": float(real.returns()[valid].mean()) if bool(valid.any()) else 0.0,
+        "real_rollouts": float(len(real)),
+        "real_without_outcome": float((~valid).sum()),
+    }
+    if imagined is not None:
+        usable = imagined.valid()
+        numbers["imagined_success"] = float(imagined.returns()[usable].mean()) if bool(usable.any()) else 0.0
+        numbers["imagined_without_outcome"] = float((~usable).sum())
+    return numbers
