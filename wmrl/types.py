@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -48,13 +49,13 @@ class Start:
     variant: str = ""
     snapshot: str = ""
 
-    @property
+    @cached_property
     def scene_hash(self) -> str:
         """Identity of the scene. Split and instruction are left out, so that the leak check sees through both."""
         key = json.dumps([self.task, self.seed, self.variant, self.snapshot])
         return hashlib.sha256(key.encode()).hexdigest()[:16]
 
-    @property
+    @cached_property
     def group_key(self) -> str:
         """Identity of scene plus instruction: rollouts with equal keys form a group."""
         return hashlib.sha256(f"{self.scene_hash}|{self.instruction}".encode()).hexdigest()[:16]
