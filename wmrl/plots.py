@@ -41,7 +41,7 @@ def success_curve(x: Numbers, real: Numbers, rollouts: Numbers, *, xlabel: str, 
         axes.vlines(xs, bounds[:, 0], bounds[:, 1], color=REAL, alpha=0.25, linewidth=2)
         axes.plot(xs, ys, ".", color=REAL, alpha=0.6, label=f"training rollouts, {_range(n)} a step (sampled)")
         axes.plot(xs, _running_mean(ys, n), color=REAL, label="their mean over 5 steps")
-    for point in evaluations:
+    for point, colour in zip(evaluations, (NEUTRAL, ACCENT, IMAGINED), strict=False):
         rate, low, high = wilson_interval(point.successes, point.n)
         axes.errorbar(
             [point.x],

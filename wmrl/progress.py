@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TextIO
 
 from tqdm import tqdm
@@ -14,10 +15,10 @@ LINE_EVERY = 10.0
 
 
 class Progress:
-    """Counts `total` units of work; a context manager.
+    """Counts up to `total` units of work, from `start` (what an earlier process has done); a context manager.
 
-    with Progress("collect", 24, unit="episode") as progress:
-        progress.advance(1, success=0.5)     # numbers behind the bar
+    with Progress("imitate", 1000, unit="step") as progress:
+        progress.update(10, {"loss": 0.5})     # ten are done; the numbers stand behind the bar
     """
 
     def __init__(
@@ -25,29 +26,30 @@ class Progress:
         name: str,
         total: int,
         *,
-        unit: str = "it",
-        initial: int = 0,
+        unit: str = "step",
+        start: int = 0,
         stream: TextIO | None = None,
         every: float = LINE_EVERY,
     ) -> None:
         self._name, self._total, self._unit = name, total, unit
-        self._done = self._initial = initial
+        self._done = self._start = start
         self._stream = sys.stderr if stream is None else stream
         self._every = every
         self._began = self._shown = time.monotonic()
         self._bar = None
         if self._stream.isatty():
-            self._bar = tqdm(total=total, desc=name, unit=unit, initial=initial, file=self._stream, dynamic_ncols=True)
+            self._bar = tqdm(total=total, desc=name, unit=unit, initial=start, file=self._stream, dynamic_ncols=True)
 
-    def advance(self, count: int = 1, **numbers: float | str) -> None:
-        """`count` units are done; `numbers` are shown beside."""
-        self._done += count
+    def update(self, done: int, numbers: Mapping[str, float | str] | None = None) -> None:
+        """`done` units are done in all; `numbers` are shown beside."""
+        fresh, self._done = done - self._done, done
+        numbers = numbers or {}
         if self._bar is not None:
             self._bar.set_postfix({key: format_number(value) for key, value in numbers.items()}, refresh=False)
-            self._bar.update(count)
+            self._bar.update(fresh)
             return
         now = time.monotonic()
-        if now - self._shown >= self._every or self._done >= self._total:
+        if now - self._shown >= self._every or done >= self._total:
             self._shown = now
             print(self._line(now, numbers), file=self._stream, flush=True)
 
@@ -62,24 +64,33 @@ class Progress:
     def __exit__(self, *_: Any) -> None:
         self.close()
 
-    def _line(self, now: float, numbers: dict[str, float | str]) -> str:
-        elapsed, fresh = now - self._began, self._done - self._initial
+    def _line(self, now: float, numbers: Mapping[str, float | str]) -> str:
+        elapsed, fresh = now - self._began, self._done - self._start
         left = elapsed / fresh * (self._total - self._done) if fresh else 0.0
         shown = "".join(f", {key} {format_number(value)}" for key, value in numbers.items())
-        return f"{self._name}: {self._done}/{self._total} {self._unit} in {duration(elapsed)}, {duration(left)} left{shown}"
+        return f"{self._name}: {self._done}/{self._total} {self._unit}s in {duration(elapsed)}, {duration(left)} left{shown}"
 
 
-def track[T](items: Iterable[T], name: str, total: int, *, unit: str = "it", stream: TextIO | None = None) -> Iterator[T]:
+def track[T](items: Iterable[T], name: str, total: int, *, unit: str = "step", stream: TextIO | None = None) -> Iterator[T]:
     """Iterate with progress."""
     with Progress(name, total, unit=unit, stream=stream) as progress:
-        for item in items:
+        for done, item in enumerate(items, start=1):
             yield item
-            progress.advance()
+            progress.update(done)
 
 
-def stage(number: int, of: int, title: str, *, stream: TextIO | None = None) -> None:
-    """The heading of a stage: `== 2/6 imitate ==`."""
-    print(f"\n== {number}/{of} {title} ==", file=sys.stderr if stream is None else stream, flush=True)
+@contextmanager
+def stage(title: str, *, stream: TextIO | None = None) -> Iterator[None]:
+    """A stage of a run: `== imitate ==` before it, and how long it took after it."""
+    note(f"\n== {title} ==", stream=stream)
+    began = time.monotonic()
+    yield
+    note(f"   done in {duration(time.monotonic() - began)}", stream=stream)
+
+
+def note(text: str, *, stream: TextIO | None = None) -> None:
+    """A line for the reader that does not tear a progress bar."""
+    tqdm.write(text, file=sys.stderr if stream is None else stream)
 
 
 def duration(seconds: float) -> str:

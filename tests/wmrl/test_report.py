@@ -14,7 +14,7 @@ import imageio.v3 as imageio
 import numpy as np
 import pytest
 
-from wmrl.progress import Progress, duration, rate, stage, track
+from wmrl.progress import Progress, duration, note, rate, stage, track
 from wmrl.report import write_report
 from wmrl.report_html import number
 from wmrl.run_folder import RunFolder
@@ -222,18 +222,18 @@ def test_numbers_are_written_for_people():
 
 def test_progress_prints_few_plain_lines_without_a_terminal():
     stream = io.StringIO()
-    with Progress("collect", 100, unit="episodes", stream=stream) as progress:
-        for _ in range(100):
-            progress.advance(success=0.5)
+    with Progress("collect", 100, unit="episode", stream=stream) as progress:
+        for done in range(1, 101):
+            progress.update(done, {"success": 0.5})
     assert stream.getvalue().splitlines() == ["collect: 100/100 episodes in 0 s, 0 s left, success 0.5"]
 
 
 def test_progress_counts_only_new_work_for_the_time_left():
     stream = io.StringIO()
-    progress = Progress("train", 20, initial=10, stream=stream, every=0.0)
+    progress = Progress("train", 20, start=10, stream=stream, every=0.0)
     progress._began -= 60.0  # a minute ago
-    progress.advance(5)
-    assert stream.getvalue() == "train: 15/20 it in 1 min 00 s, 1 min 00 s left\n"
+    progress.update(15)
+    assert stream.getvalue() == "train: 15/20 steps in 1 min 00 s, 1 min 00 s left\n"
 
 
 def test_track_yields_everything():
@@ -242,7 +242,8 @@ def test_track_yields_everything():
 
 def test_stage_durations_and_rates():
     stream = io.StringIO()
-    stage(2, 6, "imitate", stream=stream)
-    assert stream.getvalue() == "\n== 2/6 imitate ==\n"
+    with stage("imitate", stream=stream):
+        note("24 demonstrations", stream=stream)
+    assert stream.getvalue() == "\n== imitate ==\n24 demonstrations\n   done in 0 s\n"
     assert [duration(s) for s in (7.4, 185, 7800)] == ["7 s", "3 min 05 s", "2 h 10 min"]
     assert rate(108, 200) == "0.54 [0.47, 0.61] (n=200)" and rate(0, 0) == "none of 0"
