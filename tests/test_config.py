@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -33,8 +34,9 @@ def schema_of(path: Path) -> type:
 
 def groups_of(path: Path) -> set[str]:
     """Groups in the defaults list of a top-level file."""
-    defaults = OmegaConf.to_container(OmegaConf.load(path)).get("defaults", [])
-    return {key.split()[-1] for entry in defaults if isinstance(entry, dict) for key in entry}
+    content: Any = OmegaConf.load(path)
+    defaults = content.get("defaults", [])
+    return {key.split()[-1] for entry in defaults if not isinstance(entry, str) for key in entry}
 
 
 def choices() -> list[tuple[Path, Path]]:
@@ -45,7 +47,7 @@ def choices() -> list[tuple[Path, Path]]:
 @pytest.mark.parametrize("path", TOP, ids=lambda path: path.stem)
 def test_every_command_composes_and_its_resolved_yaml_reads_back(path, tmp_path):
     schema = schema_of(path)
-    config = load_config(path.stem, [], schema)
+    config: Any = load_config(path.stem, [], schema)
     (tmp_path / "config.yaml").write_text(resolved_yaml(config))
     assert load_resolved(tmp_path / "config.yaml", schema) == config
     assert set(flat(config_to_dict(config))) <= set(known_keys(schema)) | mapping_entries(config)
@@ -73,9 +75,10 @@ def test_a_misspelt_key_fails_and_names_the_nearest(path, prefix):
 
 @pytest.mark.parametrize("path", TOP, ids=lambda path: path.stem)
 def test_every_default_is_frozen(path):
-    def check(value: object) -> None:
+    def check(value: Any) -> None:
         if dataclasses.is_dataclass(value):
-            assert type(value).__dataclass_params__.frozen, f"{type(value).__name__} is not frozen"  # type: ignore[attr-defined]
+            kind: Any = type(value)
+            assert kind.__dataclass_params__.frozen, f"{kind.__name__} is not frozen"
             for field in dataclasses.fields(value):
                 check(getattr(value, field.name))
 
@@ -99,10 +102,10 @@ def flat(values: dict, prefix: str = "") -> list[str]:
     return keys
 
 
-def mapping_entries(config: object, prefix: str = "") -> set[str]:
+def mapping_entries(config: Any, prefix: str = "") -> set[str]:
     """Full keys inside `dict[str, ...]` fields, whose entries no schema lists."""
     found: set[str] = set()
-    for field in dataclasses.fields(config):  # type: ignore[arg-type]
+    for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if isinstance(value, dict):
             found |= set(flat(value, f"{prefix}{field.name}."))

@@ -48,7 +48,7 @@ def success_curve(x: Numbers, real: Numbers, rollouts: Numbers, *, xlabel: str, 
             [rate],
             [[rate - low], [high - rate]],
             fmt="D",
-            color=ACCENT,
+            color=colour,
             capsize=4,
             label=f"{point.label} (n={point.n})",
         )
