@@ -66,8 +66,7 @@ def make_trainer(config: ToyRun, run: RunFolder) -> Trainer:
 
 def train(folder: Path, config: ToyRun) -> None:
     """Begin or continue the run until it is done, with a checkpoint after every step."""
-    torch.set_num_threads(1)
-    with RunFolder(folder, config) as run:
+    with RunFolder(folder, config, may_grow=["steps"]) as run:
         trainer = make_trainer(config, run)
         found = load_latest(folder)
         if found is not None:
@@ -88,15 +87,14 @@ def write_weights(weights: dict[str, torch.Tensor], folder: Path) -> None:
     save_file(weights, folder / "model.safetensors")
 
 
-def fingerprint(folder: Path) -> str:
+def fingerprint(folder: Path, config: ToyRun) -> str:
     """Hash of everything the run left, but for the seconds it took."""
     found = load_latest(folder)
-    world = folder.name.split("-")[0]
-    assert found is not None and found.step == STEPS[world]
+    assert found is not None and found.step == config.steps
     ledger = {key: value for key, value in found.state["ledger"].items() if key != "seconds"}
-    with RunFolder(folder, ToyRun(world, STEPS[world])) as run:
+    with RunFolder(folder, config) as run:
         metrics = [{key: value for key, value in record.items() if key != "seconds"} for record in run.metrics()]
-    assert [record["step"] for record in metrics] == list(range(STEPS[world]))
+    assert [record["step"] for record in metrics] == list(range(config.steps))
     return state_hash(
         {"state": {**found.state, "ledger": ledger}, "metrics": metrics, "policy": list(weights_of(found.pretrained))}
     )
@@ -150,7 +148,7 @@ def main(folder: Path) -> None:
         seconds_per_step = (time.monotonic() - began) / config.steps
         struck = kill_at_random_moments(folder / f"{world}-killed", config, seconds_per_step)
         assert os.waitpid(in_a_process(train, folder / f"{world}-killed", config), 0)[1] == 0
-        equal = fingerprint(folder / f"{world}-peace") == fingerprint(folder / f"{world}-killed")
+        equal = fingerprint(folder / f"{world}-peace", config) == fingerprint(folder / f"{world}-killed", config)
         print(world, struck, equal, flush=True)
 
 
@@ -168,6 +166,16 @@ def test_a_run_killed_at_random_moments_equals_the_uninterrupted_one(outcome, wo
     struck, equal = outcome[world]
     assert equal == "True"
     assert int(struck) == KILLS[world]
+
+
+def test_resuming_with_more_steps_ends_at_the_new_number_and_equals_the_longer_run(tmp_path):
+    train(tmp_path / "resumed", ToyRun("bandit", 3))
+    train(tmp_path / "resumed", ToyRun("bandit", 5))
+    train(tmp_path / "at once", ToyRun("bandit", 5))
+    longer = ToyRun("bandit", 5)
+    assert fingerprint(tmp_path / "resumed", longer) == fingerprint(tmp_path / "at once", longer)
+    with pytest.raises(ValueError, match="steps: 5 there, 4 asked"):
+        train(tmp_path / "resumed", ToyRun("bandit", 4))
 
 
 if __name__ == "__main__":
