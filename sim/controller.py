@@ -16,6 +16,8 @@ import numba
 import numpy as np
 
 NULLSPACE_GAIN = 10.0
+VANISHING = 1e-14
+"""A pivot below this share of its diagonal element counts as zero."""
 
 
 @numba.njit(cache=True)
@@ -79,33 +81,45 @@ def orientation_error(goal: np.ndarray, current: np.ndarray) -> np.ndarray:
 
 @numba.njit(cache=True)
 def _task_inverse_inertia(jacobian: np.ndarray, mass: np.ndarray) -> np.ndarray:
-    """(6, 6) J M^-1 J^T as Y^T Y with Y = L^-1 J^T, M = L L^T."""
-    size, rows = mass.shape[0], jacobian.shape[0]
-    lower = np.linalg.cholesky(mass)
+    """(6, 6) J M^-1 J^T as Y^T D^-1 Y with Y = L^-1 J^T, M = L D L^T."""
+    factor = factorise(mass)
     y = jacobian.T.copy()
-    for i in range(size):
-        for column in range(rows):
-            value = y[i, column]
-            for k in range(i):
-                value -= lower[i, k] * y[k, column]
-            y[i, column] = value / lower[i, i]
-    return y.T @ y
+    for i in range(y.shape[0]):
+        for k in range(i):
+            y[i] -= factor[i, k] * y[k]
+    scaled = y.copy()
+    for i in range(y.shape[0]):
+        scaled[i] /= factor[i, i]
+    return y.T @ scaled
+
+
+@numba.njit(cache=True)
+def factorise(matrix: np.ndarray) -> np.ndarray:
+    """L D L^T of a symmetric positive definite matrix: D on the diagonal, L below it (what is above means nothing).
+
+    A pivot that vanishes becomes infinite: that direction gets no force, as with robosuite's pseudo-inverse at a singular pose.
+    """
+    factor = matrix.copy()
+    size = matrix.shape[0]
+    for j in range(size):
+        for k in range(j):
+            if factor[k, k] < np.inf:
+                factor[j, j] -= factor[j, k] * factor[j, k] * factor[k, k]
+        if not factor[j, j] > VANISHING * matrix[j, j]:
+            factor[j, j] = np.inf
+        for i in range(j + 1, size):
+            for k in range(j):
+                if factor[k, k] < np.inf:
+                    factor[i, j] -= factor[i, k] * factor[j, k] * factor[k, k]
+            factor[i, j] /= factor[j, j]
+    return factor
 
 
 @numba.njit(cache=True)
 def solve_positive(matrix: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Solve a symmetric positive definite system by LDL^T; the pseudo-inverse where a pivot vanishes, as robosuite does."""
+    """Solve a symmetric positive definite system, see `factorise`."""
     size = right.shape[0]
-    factor = matrix.copy()
-    for j in range(size):
-        for k in range(j):
-            factor[j, j] -= factor[j, k] * factor[j, k] * factor[k, k]
-        if factor[j, j] <= 1e-14 * matrix[j, j]:
-            return np.linalg.pinv(matrix) @ right
-        for i in range(j + 1, size):
-            for k in range(j):
-                factor[i, j] -= factor[i, k] * factor[j, k] * factor[k, k]
-            factor[i, j] /= factor[j, j]
+    factor = factorise(matrix)
     solution = right.copy()
     for i in range(size):
         for k in range(i):

@@ -12,6 +12,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from sim.opengl import prepare
 from tasks.task import Task, get_task, require_known
 
 ACTION_NAMES = ("dx", "dy", "dz", "droll", "dpitch", "dyaw", "gripper")
@@ -44,6 +45,7 @@ class Stage:
 
     def renderer(self, size: int, full: bool = False) -> Any:
         """The `Renderer` of that size and quality."""
+        prepare()
         from sim.rendering import Renderer
 
         key = ("renderer", size, full)
@@ -73,6 +75,7 @@ class Stage:
         self._cache.clear()
 
     def _compiled(self, full: bool, size: int) -> Any:
+        prepare()
         from sim.model import load_model
 
         # The physics model serves the policy's pictures too; other sizes load their own: a renderer sets its model's buffers.

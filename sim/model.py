@@ -14,7 +14,7 @@ import numpy as np
 from sim.cache import cached_folder
 from tasks.task import Task
 
-BUILD_VERSION = 1
+BUILD_VERSION = 2
 """Raise when the code that makes a model changes what it makes."""
 
 
@@ -70,7 +70,7 @@ def _build(task: Task, folder: Path) -> None:
     stock = make_stock(task)
     (folder / "layout.json").write_text(json.dumps(asdict(_layout(stock, task))))
     full = stock.sim.model._model
-    xml = stock.sim.model.get_xml()
+    xml = stock.edit_model_xml(stock.model.get_xml())  # as robosuite compiles it; MuJoCo's own text would round the numbers
     mujoco.mj_saveModel(full, str(folder / "full.mjb"), None)
     meshes = folder / "meshes"
     meshes.mkdir()

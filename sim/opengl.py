@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import os
+import sys
 
 PLATFORMS = ("egl", "osmesa")
 PACKAGES = {
@@ -33,6 +34,19 @@ def choose_platform() -> str:
     raise ValueError(f"expected headless OpenGL through {' or '.join(candidates)}{asked}, got none that initialises: {install}")
 
 
+def prepare() -> None:
+    """Make sure that MuJoCo, imported next in this process, finds headless OpenGL; ValueError when it is too late for that."""
+    if os.environ.get("MUJOCO_GL", "").lower() in PLATFORMS:
+        return
+    platform = choose_platform()
+    if "mujoco" in sys.modules:
+        raise ValueError(
+            "expected MUJOCO_GL to be set before MuJoCo is imported, got an import without it: "
+            f"start Python with MUJOCO_GL={platform}"
+        )
+    os.environ["MUJOCO_GL"] = platform
+
+
 def egl_works() -> bool:
     """Whether an EGL device initialises, by the calls that MuJoCo itself makes."""
     name = ctypes.util.find_library("EGL")
@@ -47,14 +61,13 @@ def egl_works() -> bool:
     query = ctypes.CFUNCTYPE(ctypes.c_uint, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(query_address)
     get_display = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p)(display_address)
     egl.eglInitialize.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
-    egl.eglTerminate.argtypes = [ctypes.c_void_p]
     devices, count = (ctypes.c_void_p * _MAXIMUM_DEVICES)(), ctypes.c_int(0)
     if not query(_MAXIMUM_DEVICES, devices, ctypes.byref(count)):
         return False
     for device in devices[: count.value]:
         display = get_display(_EGL_PLATFORM_DEVICE, device, None)
+        # Not terminated: a process has one display per device, and MuJoCo may be using it already.
         if display and egl.eglInitialize(display, None, None):
-            egl.eglTerminate(display)
             return True
     return False
 

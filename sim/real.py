@@ -74,6 +74,7 @@ class RealEnvironment:
         self._observations: list[dict[str, Any]] = []
         self._status: list[Status] = []
         self._control_steps: list[int] = []
+        self._reset_seconds: list[float] = []
 
     def reset(self, starts: Sequence[Start]) -> Observation:
         """Begin at most `width` rollouts. Equal starts give equal first observations, bit for bit."""
@@ -88,12 +89,16 @@ class RealEnvironment:
             if replies.get(row) is None:
                 raise RuntimeError(f"worker {row % self.num_workers} failed to begin row {row}: see the log")
         self._observations = [replies[row]["observation"] for row in range(len(starts))]
+        self._reset_seconds = [replies[row]["seconds"] for row in range(len(starts))]
         for row, frames in self._frames.items():
             frames.extend(replies[row]["frames"])
         return self._observation()
 
     def step(self, actions: Tensor) -> Step:
-        """Execute a chunk (B, H, 7) in every row that still runs; rows that had ended keep status and observation, reward 0."""
+        """Execute a chunk (B, H, 7) in every row that still runs; rows that had ended keep status and observation, reward 0.
+
+        `seconds` are CPU seconds of the worker, pictures included, the reset counted with the first decision.
+        """
         count = len(self._starts)
         if count == 0:
             raise ValueError("expected reset before step")
@@ -111,12 +116,13 @@ class RealEnvironment:
             if reply is None:
                 self._status[row] = Status.INFRASTRUCTURE
                 continue
+            begun = 0.0 if self._history[row] else self._reset_seconds[row]
             self._history[row].append(chunks[row])
             self._observations[row] = reply["observation"]
             self._status[row] = STATUS[reply["status"]]
             self._control_steps[row] = reply["control_steps"]
             self.clipped_actions += reply["clipped"]
-            reward[row], seconds[row] = reply["reward"], reply["seconds"]
+            reward[row], seconds[row] = reply["reward"], begun + reply["seconds"]
             if row in self._frames:
                 self._frames[row].extend(reply["frames"])
         status = torch.tensor([int(s) for s in self._status])

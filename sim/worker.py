@@ -29,6 +29,12 @@ class Rows:
         self._rows: dict[int, RobotTask] = {}
         self._frames: dict[int, list[np.ndarray]] = {}
 
+    def warm_up(self) -> None:
+        """Load the model, the compiled controller and OpenGL before anything is timed (the very first time they are made)."""
+        environment = self.environment()
+        environment.reset(seed=0)
+        environment.step(np.zeros(environment.action_space.shape or ()))
+
     def reset(self, starts: dict[int, tuple[int, str]], record: dict[int, tuple[str, int, bool]]) -> dict[int, dict[str, Any]]:
         """Begin rows; starts: row -> (seed, instruction), record: row -> (camera, size, full) of the frames to keep."""
         replies = {}
@@ -101,6 +107,7 @@ def serve(connection: Connection) -> None:
     """Answer messages until told to close or until the parent is gone."""
     task, chunk, image_size = connection.recv()
     rows = Rows(task, chunk, image_size)
+    rows.warm_up()
     while True:
         try:
             message = connection.recv()
@@ -112,7 +119,10 @@ def serve(connection: Connection) -> None:
             reply = ("ok", answer(rows, *message))
         except ValueError as error:  # the caller's mistake; anything else is a crash and ends the process
             reply = ("error", str(error))
-        connection.send(reply)
+        try:
+            connection.send(reply)
+        except BrokenPipeError:
+            break
     rows.stage.close()
 
 

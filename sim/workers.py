@@ -14,6 +14,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from sim.cache import cache_folder
 from sim.opengl import choose_platform
 
 logger = logging.getLogger(__name__)
@@ -32,11 +33,13 @@ class Worker:
         self.connection, theirs = Pipe()
         environment = os.environ | {
             "MUJOCO_GL": platform,
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+            "NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR", str(cache_folder() / "numba")),
             "OMP_NUM_THREADS": "1",
             "LP_NUM_THREADS": "0",  # Mesa's rasteriser in the calling thread: 2.2 instead of 4 ms of CPU per frame
         }
-        command = [sys.executable, "-m", "sim.worker", str(theirs.fileno())]
+        # -P: a folder named `sim` where the user happens to stand must not be taken for ours.
+        command = [sys.executable, "-P", "-m", "sim.worker", str(theirs.fileno())]
         self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment)
         theirs.close()
         self.connection.send(setup)
@@ -57,6 +60,15 @@ class Worker:
             self.process.wait(SHUTDOWN_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill()
+
+    def reap(self) -> int:
+        """Exit code of a process that has closed its pipe."""
+        self.connection.close()
+        try:
+            return self.process.wait(SHUTDOWN_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return self.process.returncode
 
     def kill(self) -> None:
         """End the process at once."""
@@ -125,7 +137,7 @@ class WorkerPool:
                 talk = talks[worker]
                 reply = self._hear(worker)
                 if reply is None:
-                    if not self._replace(worker, talk, rebuild):
+                    if not self._replace(worker, talk, rebuild, late=worker in late):
                         failed.add(worker)
                     continue
                 self._warm.add(worker)
@@ -170,12 +182,14 @@ class WorkerPool:
         except (EOFError, ConnectionResetError):
             return None
 
-    def _replace(self, worker: int, talk: _Conversation, rebuild: Callable[[int], list[Message]]) -> bool:
+    def _replace(self, worker: int, talk: _Conversation, rebuild: Callable[[int], list[Message]], *, late: bool) -> bool:
         """Start the worker anew and let it repeat what it had done; False when it has failed too often."""
         old = self._workers.pop(worker)
-        code = old.process.poll()
-        fate = f"gave no answer for {self.timeout:g} s" if code is None else f"died with exit code {code}"
-        old.kill()
+        if late:
+            fate = f"gave no answer for {self.timeout:g} s"
+            old.kill()
+        else:  # its pipe is closed; the exit code may take a moment
+            fate = f"died with exit code {old.reap()}"
         self._warm.discard(worker)
         self.num_restarts += 1
         talk.restarts += 1

@@ -89,7 +89,8 @@ def require_known(kind: str, name: str, known: Sequence[str]) -> None:
     if name in known:
         return
     nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-    raise ValueError(f"expected a {kind} out of {sorted(known)}, got {name!r}: did you mean {nearest[0]!r}?")
+    article = "an" if kind[0] in "aeiou" else "a"
+    raise ValueError(f"expected {article} {kind} out of {sorted(known)}, got {name!r}: did you mean {nearest[0]!r}?")
 
 
 TASKS: tuple[Task, ...] = (
