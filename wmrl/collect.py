@@ -81,7 +81,7 @@ def _policy_decider(policy: Policy, noise: _Noise | None, width: int) -> Decider
 
 @dataclass
 class _Tape:
-    """What a wave leaves behind, one entry per decision; statuses and survival are those after the last one."""
+    """What a wave leaves behind, one entry per decision, and one more of `inputs`: those after the last decision."""
 
     decisions: list[Decision] = field(default_factory=list)
     inputs: list[dict[str, Tensor]] = field(default_factory=list)
@@ -115,9 +115,9 @@ def play_wave(
             break
     status = torch.where(status == Status.RUNNING, int(Status.TIME_LIMIT), status)
     status = torch.where(broken, int(Status.CENSORED if environment.imagined else Status.INFRASTRUCTURE), status)
-    last = _keep(decide(observation, len(tape.decisions)).inputs, observation, record)
+    tape.inputs.append(_keep(decide(observation, len(tape.decisions)).inputs, observation, record))
     rollouts = _to_rollouts(tape, starts, members, environment, status=status)
-    return replace(rollouts, seconds=seconds, final=last, variance=variance)
+    return replace(rollouts, seconds=seconds, variance=variance)
 
 
 def _checked_survival(step: Step, before: Tensor) -> tuple[Tensor, Tensor]:
@@ -141,7 +141,7 @@ def _keep(inputs: dict[str, Tensor], observation: Observation, record: Sequence[
     missing = [name for name in record if name not in observation]
     if missing:
         raise ValueError(f"expected observations with {missing} (asked for by `record`), got {sorted(observation)}")
-    return {**inputs, **{name: torch.as_tensor(observation[name]) for name in record}}
+    return {**inputs, **{name: torch.as_tensor(observation[name]).clone() for name in record}}
 
 
 def _to_rollouts(
@@ -152,28 +152,44 @@ def _to_rollouts(
     *,
     status: Tensor,
 ) -> Rollouts:
-    """Stack the tape to (W, T, ...) and pad it with mask 0 up to `max_decisions`, so that all waves have one shape."""
+    """Stack the tape to (W, T, ...), padded up to `max_decisions` so that all waves have one shape.
+
+    What the policy said in rows that had ended is blanked, so that nothing depends on who shared the wave.
+    """
+    mask = _stack(tape.mask, environment.max_decisions)
+    taken = mask > 0
     log_probs = _stack([d.log_probs for d in tape.decisions], environment.max_decisions)
     usable = (status != Status.CENSORED) & (status != Status.INFRASTRUCTURE)
     rewards = _stack(tape.rewards, environment.max_decisions) * usable[:, None]
+    count = taken.sum(dim=1)
+    rows = torch.arange(len(starts))
+    series = {name: torch.stack([entry[name] for entry in tape.inputs], dim=1) for name in tape.inputs[0]}
     return Rollouts(
         starts=tuple(starts),
         member=torch.tensor(list(members), dtype=torch.long),
-        actions=_stack([d.actions for d in tape.decisions], environment.max_decisions),
-        inputs={n: _stack([i[n] for i in tape.inputs], environment.max_decisions) for n in tape.inputs[0]},
-        final={},
-        log_probs=log_probs,
+        actions=_blank(_stack([d.actions for d in tape.decisions], environment.max_decisions), taken),
+        inputs={name: _blank(_pad(values[:, :-1], environment.max_decisions), taken) for name, values in series.items()},
+        final={name: values[rows, count] for name, values in series.items()},
+        log_probs=_blank(log_probs, taken),
         token_mask=torch.ones_like(log_probs, dtype=torch.bool),
         rewards=rewards,
-        mask=_stack(tape.mask, environment.max_decisions),
+        mask=mask,
         status=status,
         seconds=torch.zeros(len(starts)),
         imagined=environment.imagined,
     )
 
 
+def _blank(values: Tensor, taken: Tensor) -> Tensor:
+    """Values (W, T, ...) with 0 where no decision was taken (W, T)."""
+    return torch.where(taken.reshape(*taken.shape, *([1] * (values.dim() - 2))), values, values.new_zeros(()))
+
+
 def _stack(items: Sequence[Tensor], length: int) -> Tensor:
-    stacked = torch.stack(list(items), dim=1)
+    return _pad(torch.stack(list(items), dim=1), length)
+
+
+def _pad(stacked: Tensor, length: int) -> Tensor:
     missing = length - stacked.shape[1]
     if missing == 0:
         return stacked

@@ -20,6 +20,29 @@ from torch import Tensor, nn
 from wmrl.types import Decision, Environment, Estimate, Observation, Rollouts, Start, Status, Step
 
 
+def rollouts_of(returns: Tensor, *, imagined: bool = False, variance: Tensor | None = None) -> Rollouts:
+    """One-decision rollouts with these returns, one group per row (K, G); a nan is a rollout without an outcome."""
+    groups, members = returns.shape
+    flat = returns.reshape(-1, 1).float()
+    finite = torch.isfinite(flat)
+    missing = int(Status.CENSORED if imagined else Status.INFRASTRUCTURE)
+    return Rollouts(
+        starts=tuple(Start("table", group) for group in range(groups) for _ in range(members)),
+        member=torch.arange(members).repeat(groups),
+        actions=torch.arange(groups * members).reshape(-1, 1, 1).float(),
+        inputs={"index": torch.zeros(groups * members, 1, dtype=torch.long)},
+        final={"index": torch.zeros(groups * members, dtype=torch.long)},
+        log_probs=torch.zeros(groups * members, 1, 1),
+        token_mask=torch.ones(groups * members, 1, 1, dtype=torch.bool),
+        rewards=torch.where(finite, flat, 0.0),
+        mask=torch.ones(groups * members, 1),
+        status=torch.where(finite[:, 0], int(Status.FAILURE), missing),
+        seconds=torch.zeros(groups * members),
+        imagined=imagined,
+        variance=None if variance is None else variance.reshape(-1),
+    )
+
+
 class SoftmaxPolicy(nn.Module):
     """A table of logits, one row per observation index; observations are {"index": (B,)}, actions (B, 3) = (choice, luck,
     luck)."""
@@ -60,8 +83,10 @@ class ToyWorld(Protocol):
 
     def features(self, rollouts: Rollouts) -> Tensor: ...
 
-    def value(self, policy: SoftmaxPolicy) -> float:
-        """Exact expected real return of the policy, averaged over starts."""
+    def expected_return(self, logits: Tensor) -> Tensor:
+        """Exact expected real return of a softmax policy, averaged over starts; differentiable."""
+
+    def value(self, policy: SoftmaxPolicy) -> float: ...
 
 
 class ToyModel:
@@ -144,8 +169,11 @@ class BanditWorld:
         """(B, A) one-hot of the chosen arm."""
         return nn.functional.one_hot(rollouts.actions[:, 0, 0].long(), self.num_arms).double()
 
+    def expected_return(self, logits: Tensor) -> Tensor:
+        return (logits.softmax(-1) * self.rewards).sum(-1).mean()
+
     def value(self, policy: SoftmaxPolicy) -> float:
-        return float((policy.logits.detach().softmax(-1) * self.rewards).sum(-1).mean())
+        return float(self.expected_return(policy.logits.detach()))
 
 
 class BanditEnvironment:
@@ -235,12 +263,15 @@ class ChainWorld:
             best = self._backup(best).max(dim=1).values
         return float(best[:-1].mean())
 
-    def value(self, policy: SoftmaxPolicy) -> float:
-        table = policy.logits.detach().softmax(-1).reshape(self.num_decisions, self.num_states, 3)
+    def expected_return(self, logits: Tensor) -> Tensor:
+        table = logits.softmax(-1).reshape(self.num_decisions, self.num_states, 3)
         value = torch.zeros(self.num_states)
         for t in reversed(range(self.num_decisions)):
             value = (table[t] * self._backup(value)).sum(dim=1)
-        return float(value[:-1].mean())
+        return value[:-1].mean()
+
+    def value(self, policy: SoftmaxPolicy) -> float:
+        return float(self.expected_return(policy.logits.detach()))
 
     def _backup(self, value: Tensor) -> Tensor:
         """(S, A) success now, or the value (S,) of where one gets."""
