@@ -69,7 +69,7 @@ def test_outcomes_of_a_step_change_nothing_that_the_step_itself_uses() -> None:
 def frozen_policy(world: ChainWorld | BanditWorld) -> SoftmaxPolicy:
     policy = world.policy()
     with torch.no_grad():
-        policy.logits += 0.7 * torch.randn(policy.logits.shape, generator=torch.Generator().manual_seed(3))
+        policy.logits.add_(0.7 * torch.randn(policy.logits.shape, generator=torch.Generator().manual_seed(3)))
     return policy
 
 
