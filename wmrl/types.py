@@ -80,8 +80,9 @@ class Step:
     """What an environment returns for one decision of every row.
 
     reward (B,) finite; status (B,) `Status` values (rows that had ended keep their status and get reward 0);
-    seconds (B,) time the row's execution took; alive (B,) the probability that a row is still running after this decision
-    (1 or 0 in a real world; an imagined world may end rollouts softly, see `Rollouts.mask`); variance (B,) of the return so far,
+    seconds (B,) time the row's execution took; alive (B,) the probability that a row is still running after all decisions so
+    far (1 or 0 in a real world; an imagined world may end rollouts softly, see `Rollouts.mask`; reward is weighted by it
+    likewise); variance (B,) of the return so far,
     where a world model knows it.
     """
 

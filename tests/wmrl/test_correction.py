@@ -305,6 +305,15 @@ def test_plans_have_the_same_number_of_real_groups_in_every_mode() -> None:
         assert len(plan.extra) == (3 if mode in ("model", "fusion") else 0)
 
 
+def test_pairs_that_do_not_fit_are_refused() -> None:
+    imagined, real = rollouts_of(noise(2, 4, seed=1), imagined=True), rollouts_of(noise(2, 4, seed=2))
+    with pytest.raises(ValueError, match="expected imagined rollouts first and real ones second"):
+        Correction(small()).seed_evidence(real, imagined)
+    longer = collect(ChainWorld().environment(), ChainWorld().policy(), ChainWorld().starts(0, 2), [0, 0], seed=0)
+    with pytest.raises(ValueError, match="one number of decisions, got 1 and 4"):
+        Correction(small()).seed_evidence(imagined, longer)
+
+
 def test_repeated_starts_in_one_step_are_refused() -> None:
     with pytest.raises(ValueError, match="expected 4 different starts for step 0, got 1"):
         Correction(small("ppi")).plan(lambda step, count: [Start("a", 1)] * count, 0, 0)

@@ -106,6 +106,8 @@ class Correction:
         same_samples: real rollouts execute the very decisions that were predicted (`Replay`), so both coefficients meet in
         one row.
         """
+        if imagined is not None:
+            _check_pair(imagined, real)
         combination = self.combination()
         weights = self._anchor_weights(anchors, real, len(plan.starts))
         same, groups = uninformative_groups(real)
@@ -161,6 +163,7 @@ class Correction:
         """First evidence before training: pairs (same start and member) predicted by models that were not fitted on them,
         such as the exam's cross-fitted ones. Groups are taken in a few at a time, so that later ones judge the map that
         earlier ones taught."""
+        _check_pair(imagined, real)
         groups = real.group_index()
         for first in range(0, int(groups.max()) + 1, self.config.real_groups):
             block = (groups >= first) & (groups < first + self.config.real_groups)
@@ -306,3 +309,11 @@ class Correction:
         self._scale.load_state_dict(state["scale"])
         self._moments.load_state_dict(state["moments"])
         self._calibration.load_state_dict(state["calibration"])
+
+
+def _check_pair(imagined: Rollouts, real: Rollouts) -> None:
+    if real.imagined or not imagined.imagined:
+        raise ValueError("expected imagined rollouts first and real ones second, got them the other way round or of one kind")
+    if imagined.rewards.shape[1] != real.rewards.shape[1]:
+        lengths = imagined.rewards.shape[1], real.rewards.shape[1]
+        raise ValueError(f"expected imagined and real rollouts of one number of decisions, got {lengths[0]} and {lengths[1]}")
