@@ -1,7 +1,8 @@
 """The words of the project as types: what a start, a decision, a rollout and a world are.
 
 Shape legend: B rollouts (or rows of a batch), T decisions, K tokens of one decision, H control steps of a chunk, A action
-dimensions, F features, P proprioception, L language embedding. Real and imagined worlds, robots and programs, all speak these types.
+dimensions, F features, P proprioception, L language embedding. Real and imagined worlds, robots and programs, all speak
+these types.
 """
 
 from __future__ import annotations
@@ -170,7 +171,8 @@ _TIME_FIELDS = frozenset("actions inputs log_probs token_mask rewards mask value
 
 
 def concatenate(batches: Sequence[Rollouts]) -> Rollouts:
-    """Join batches of one kind (all real or all imagined, of equal versions and keys), padding the shorter in time with mask 0."""
+    """Join batches of one kind (all real or all imagined, of equal versions and keys), padding the shorter in time with
+    mask 0."""
     if not batches:
         raise ValueError("expected at least one batch of rollouts, got none")
     if len({b.imagined for b in batches}) > 1:
