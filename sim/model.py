@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import io
 import json
+import tempfile
+import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +18,7 @@ import numpy as np
 from sim.cache import cached_folder
 from tasks.task import Task
 
-BUILD_VERSION = 2
+BUILD_VERSION = 3
 """Raise when the code that makes a model changes what it makes."""
 
 
@@ -58,24 +62,34 @@ def load_model(task: Task, full: bool = False) -> CompiledModel:
     return CompiledModel(task, model, layout, full)
 
 
+def stock_environment(task: Task) -> Any:
+    """The stock robosuite environment of a task (importing robosuite takes 3-13 s).
+
+    Its import warnings and start-up notices are kept from the user: they speak of optional parts that we do not use.
+    """
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        from sim.robosuite_scene import make_stock
+
+        return make_stock(task)
+
+
 def _key(task: Task) -> dict[str, object]:
     versions = {name: importlib.metadata.version(name) for name in ("robosuite", "mujoco", "fast-simplification")}
     return {"build": BUILD_VERSION, "versions": versions, "robot": task.robot, "scene": asdict(task.scene)}
 
 
 def _build(task: Task, folder: Path) -> None:
-    from sim.meshes import decimate_visual_meshes
-    from sim.robosuite_scene import make_stock
+    from sim.lightening import decimate_visual_meshes, shrink_textures
 
-    stock = make_stock(task)
+    stock = stock_environment(task)
     (folder / "layout.json").write_text(json.dumps(asdict(_layout(stock, task))))
     full = stock.sim.model._model
     xml = stock.edit_model_xml(stock.model.get_xml())  # as robosuite compiles it; MuJoCo's own text would round the numbers
     mujoco.mj_saveModel(full, str(folder / "full.mjb"), None)
-    meshes = folder / "meshes"
-    meshes.mkdir()
-    fast = mujoco.MjModel.from_xml_string(decimate_visual_meshes(xml, full, meshes))
-    mujoco.mj_saveModel(fast, str(folder / "fast.mjb"), None)
+    with tempfile.TemporaryDirectory() as scratch:
+        lighter = shrink_textures(decimate_visual_meshes(xml, full, Path(scratch)), Path(scratch))
+        mujoco.mj_saveModel(mujoco.MjModel.from_xml_string(lighter), str(folder / "fast.mjb"), None)
 
 
 def _layout(stock: Any, task: Task) -> Layout:

@@ -26,12 +26,12 @@ def lift(simulation, start, task, noise):
     return None
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.2])
-def test_expert_lifts_the_goal_cube_from_98_of_100_starts(simulation, task, noise):
-    steps = [lift(simulation, start, task, noise) for start in make_starts(task, "train", 100, offset=1000)]
+@pytest.mark.parametrize(("noise", "count", "longest"), [(0.0, 100, 40), (0.2, 50, 64)])
+def test_expert_lifts_the_goal_cube_from_98_percent_of_starts(simulation, task, noise, count, longest):
+    steps = [lift(simulation, start, task, noise) for start in make_starts(task, "train", count, offset=1000)]
     solved = [s for s in steps if s is not None]
-    assert len(solved) >= 98
-    assert np.mean(solved) < 36
+    assert len(solved) >= 0.98 * count
+    assert np.mean(solved) < 36 and max(solved) <= longest
 
 
 def test_demonstrations_hold_one_record_per_control_step_and_repeat(real):

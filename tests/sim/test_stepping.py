@@ -1,7 +1,5 @@
 """The lean step follows stock robosuite, and its small solvers give known answers."""
 
-import warnings
-
 import mujoco
 import numpy as np
 import pytest
@@ -9,18 +7,14 @@ from scipy.spatial.transform import Rotation
 
 from sim import controller
 from sim.lifting import LiftExpert
-from sim.model import load_model
+from sim.model import load_model, stock_environment
 from sim.simulation import Simulation, State
 
 
 @pytest.fixture(scope="module")
 def stock(task):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # robosuite's own, at import and construction
-        from sim.robosuite_scene import make_stock
-
-        environment = make_stock(task)
-        environment.reset()
+    environment = stock_environment(task)
+    environment.reset()
     return environment
 
 
