@@ -17,6 +17,9 @@ from torch import Tensor
 from wmrl.correction import Weighted
 from wmrl.types import Policy
 
+_ROWS_AT_ONCE = 512
+"""Decisions per call of the reference policy: enough to be fast, little enough to bound the memory."""
+
 
 class TrainablePolicy(Policy, Protocol):
     """A policy that is a `torch.nn.Module`; parameters without `requires_grad` (a frozen encoder) are left alone."""
@@ -32,7 +35,9 @@ class TrainablePolicy(Policy, Protocol):
 class ObjectiveConfig:
     """clip_low and clip_high bound the ratio to [1 - low, 1 + high]; kl is the weight of the mean k3 divergence per token.
 
-    epochs and minibatch (decisions) are those of the corrected update; imagined_epochs those of each extra imagined one.
+    epochs and minibatches (per epoch) are those of the corrected update, the imagined ones those of each extra imagined
+    update. Their number is fixed, not their size: Adam moves about as far per minibatch whatever is in it, so a mode with
+    more rollouts per step must not take more of them.
     """
 
     learning_rate: float = 5e-4
@@ -41,12 +46,12 @@ class ObjectiveConfig:
     kl: float = 0.02
     epochs: int = 4
     imagined_epochs: int = 2
-    minibatch: int = 128
-    imagined_minibatch: int = 512
+    minibatches: int = 2
+    imagined_minibatches: int = 4
     max_gradient_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        positive = "learning_rate epochs imagined_epochs minibatch imagined_minibatch max_gradient_norm".split()
+        positive = "learning_rate epochs imagined_epochs minibatches imagined_minibatches max_gradient_norm".split()
         bad = [name for name in positive if getattr(self, name) <= 0]
         if bad:
             raise ValueError(f"expected objective.{bad[0]} above 0, got {getattr(self, bad[0])}")
@@ -94,13 +99,12 @@ class Objective:
             self.skipped += 1
             return {"optimizer_updates": 0.0, "skipped_updates": 1.0}
         count, (length, tokens) = len(rows.coefficients), sources[0].rollouts.log_probs.shape[1:]
-        size = self.config.imagined_minibatch if extra else self.config.minibatch
         epochs = self.config.imagined_epochs if extra else self.config.epochs
         generator = torch.Generator().manual_seed(seed % 2**63)
-        parts = math.ceil(count / size)
+        parts = min(count, self.config.imagined_minibatches if extra else self.config.minibatches)
         totals: dict[str, float] = {}
         for epoch in range(epochs):
-            for part, index in enumerate(torch.randperm(count, generator=generator).chunk(parts)):
+            for part, index in enumerate(torch.randperm(count, generator=generator).tensor_split(parts)):
                 numbers = self._minibatch(rows, index, scale=parts / (length * tokens), first=epoch == part == 0)
                 totals = {name: totals.get(name, 0.0) + value for name, value in numbers.items()}
         return _summary(totals, updates=epochs * parts)
@@ -156,12 +160,9 @@ class Objective:
     def _reference_log_probs(self, inputs: dict[str, Tensor], actions: Tensor) -> Tensor | None:
         if self._reference is None or self.config.kl == 0:
             return None
-        size = self.config.imagined_minibatch
         with torch.no_grad():
-            parts = [
-                self._reference.log_prob({n: v[i : i + size] for n, v in inputs.items()}, actions[i : i + size])
-                for i in range(0, len(actions), size)
-            ]
+            blocks = torch.arange(len(actions)).split(_ROWS_AT_ONCE)
+            parts = [self._reference.log_prob({n: v[b] for n, v in inputs.items()}, actions[b]) for b in blocks]
         return torch.cat(parts)
 
     def state_dict(self) -> dict[str, Any]:

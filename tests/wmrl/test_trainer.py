@@ -20,7 +20,7 @@ from wmrl.toy import BanditWorld, ChainWorld, SoftmaxPolicy, ToyModel
 from wmrl.trainer import Parts, Trainer, TrainerConfig
 from wmrl.types import Environment, Observation, Rollouts, Start, Status, Step
 
-QUICK = ObjectiveConfig(learning_rate=0.1, kl=0.0, epochs=1, imagined_epochs=1, minibatch=10_000, imagined_minibatch=10_000)
+QUICK = ObjectiveConfig(learning_rate=0.1, kl=0.0, epochs=1, imagined_epochs=1, minibatches=1, imagined_minibatches=1)
 
 
 def make_trainer(
@@ -109,7 +109,7 @@ def states_equal(first: Any, second: Any) -> bool:
 
 @pytest.mark.parametrize("world", [BANDIT, CHAIN])
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(world: BanditWorld | ChainWorld) -> None:
-    objective = ObjectiveConfig(learning_rate=0.1, minibatch=16, imagined_minibatch=64)
+    objective = ObjectiveConfig(learning_rate=0.1, minibatches=3, imagined_minibatches=2)
     settings: dict[str, Any] = {"objective": objective, "refresh": 2, "max_dose": 2, "gate": "open"}
     whole = make_trainer(world, **settings)
     records = [whole.step() for _ in range(12)]
