@@ -147,10 +147,12 @@ class Trainer:
         return rollouts
 
     def _extra_updates(self, plan: Plan) -> dict[str, float]:
-        """The dose: further updates on imagined rollouts alone, each from its own starts and the newest policy."""
-        totals: dict[str, float] = {"dose": float(len(plan.extra))}
+        """The dose: further updates on imagined rollouts alone, each from its own starts and the newest policy; fewer than
+        planned, or none, where this step's outcomes have just lowered the trust."""
+        blocks = plan.extra[: self.parts.correction.dose()]
+        totals: dict[str, float] = {"dose": float(len(blocks))}
         returns = 0.0
-        for number, starts in enumerate(plan.extra):
+        for number, starts in enumerate(blocks):
             with self.parts.ledger.phase("imagine"):
                 imagined = self._imagine(starts, "extra", number)
                 assert imagined is not None, "a dose without a world model"
@@ -161,7 +163,7 @@ class Trainer:
             for name in ("kl", "optimizer_updates", "clipped_tokens_imagined"):
                 totals[f"extra_{name}"] = totals.get(f"extra_{name}", 0.0) + numbers.get(name, 0.0)
             totals["extra_mass_imagined"] = totals.get("extra_mass_imagined", 0.0) + batch.info["mass_imagined"]
-        if plan.extra:
+        if blocks:
             totals["extra_imagined_success"] = returns
         return totals
 

@@ -262,3 +262,12 @@ def test_the_ledger_keeps_purposes_apart_and_the_final_evaluation_free() -> None
     other.load_state_dict(ledger.state_dict())
     assert other.summary() == ledger.summary()
     assert ledger.summary()["seconds"]["real"]["wall"] > 0
+
+
+def test_a_dose_is_not_taken_when_this_very_step_closed_the_gate() -> None:
+    trainer = make_trainer(BANDIT, max_dose=3)
+    while trainer.parts.correction.dose() == 0:
+        trainer.step()
+    trainer.parts.correction.veto(True)  # takes effect when the step's pairs have moved the state, after its plan was made
+    assert len(trainer.parts.correction.plan(BANDIT.starts, trainer.step_index, 0).extra) > 0
+    assert trainer.step()["dose"] == 0
