@@ -28,9 +28,9 @@ def goal_pose(action: np.ndarray, scale: np.ndarray, grip: np.ndarray, origin: n
     """
     base = origin[3:].reshape(3, 3)
     goal = np.empty(12)
-    goal[:3] = grip[:3] + base @ (scale[:3] * action[:3])
-    turn = rotation_of(scale[3:] * action[3:])
-    goal[3:] = (base @ turn @ base.T @ grip[3:].reshape(3, 3)).reshape(9)
+    goal[:3] = grip[:3] + times(base, (scale[:3] * action[:3]).reshape(3, 1))[:, 0]
+    turn = times(times(base, rotation_of(scale[3:] * action[3:])), base.T)
+    goal[3:] = times(turn, grip[3:].reshape(3, 3)).reshape(9)
     return goal
 
 
@@ -43,7 +43,18 @@ def rotation_of(vector: np.ndarray) -> np.ndarray:
         return result
     x, y, z = vector / angle
     cross = np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
-    return result + math.sin(angle) * cross + (1.0 - math.cos(angle)) * (cross @ cross)
+    return result + math.sin(angle) * cross + (1.0 - math.cos(angle)) * times(cross, cross)
+
+
+@numba.njit(cache=True)
+def times(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Matrix product by loops: at these sizes quicker than a call of BLAS, and slices need no copies."""
+    result = np.zeros((left.shape[0], right.shape[1]))
+    for i in range(left.shape[0]):
+        for k in range(left.shape[1]):
+            for j in range(right.shape[1]):
+                result[i, j] += left[i, k] * right[k, j]
+    return result
 
 
 @numba.njit(cache=True)
@@ -51,19 +62,20 @@ def arm_torque(goal: np.ndarray, grip: np.ndarray, jacobian: np.ndarray, mass: n
     """(7,) joint torques, N m, not yet clipped; see the file's legend. goal, grip (12,) world poses; state (6, 7), the rows
     bias torques, joint angles, joint speeds, resting angles, kp and kd (the last two with six numbers each)."""
     bias, joints, speeds, rest, kp, kd = state[0], state[1], state[2], state[3], state[4], state[5]
-    twist = jacobian @ speeds
+    rest_pull = NULLSPACE_GAIN * (rest - joints) - 2.0 * math.sqrt(NULLSPACE_GAIN) * speeds
+    motion = np.stack((speeds, rest_pull), axis=1)
+    twist = times(jacobian, motion)  # (6, 2): of the joint speeds, and of the pull to rest
     wanted = np.empty(6)
     error = orientation_error(goal[3:], grip[3:])
     for i in range(3):
-        wanted[i] = kp[i] * (goal[i] - grip[i]) - kd[i] * twist[i]
-        wanted[3 + i] = kp[3 + i] * error[i] - kd[3 + i] * twist[3 + i]
+        wanted[i] = kp[i] * (goal[i] - grip[i]) - kd[i] * twist[i, 0]
+        wanted[3 + i] = kp[3 + i] * error[i] - kd[3 + i] * twist[3 + i, 0]
     inverse_inertia = _task_inverse_inertia(jacobian, mass)
-    rest_pull = NULLSPACE_GAIN * (rest - joints) - 2.0 * math.sqrt(NULLSPACE_GAIN) * speeds
-    wrench = np.empty(6)
-    wrench[:3] = solve_positive(inverse_inertia[:3, :3], wanted[:3])
-    wrench[3:] = solve_positive(inverse_inertia[3:, 3:], wanted[3:])
-    wrench -= solve_positive(inverse_inertia, jacobian @ rest_pull)
-    return jacobian.T @ wrench + bias + mass @ rest_pull
+    wrench = np.empty((6, 1))
+    wrench[:3, 0] = solve_positive(inverse_inertia[:3, :3], wanted[:3])
+    wrench[3:, 0] = solve_positive(inverse_inertia[3:, 3:], wanted[3:])
+    wrench[:, 0] -= solve_positive(inverse_inertia, twist[:, 1])
+    return times(jacobian.T, wrench)[:, 0] + bias + times(mass, motion[:, 1:])[:, 0]
 
 
 @numba.njit(cache=True)
@@ -90,7 +102,7 @@ def _task_inverse_inertia(jacobian: np.ndarray, mass: np.ndarray) -> np.ndarray:
     scaled = y.copy()
     for i in range(y.shape[0]):
         scaled[i] /= factor[i, i]
-    return y.T @ scaled
+    return times(y.T, scaled)
 
 
 @numba.njit(cache=True)
