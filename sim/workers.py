@@ -25,19 +25,28 @@ MAXIMUM_RESTARTS = 2
 SHUTDOWN_SECONDS = 5.0
 
 
+def worker_environment(platform: str) -> dict[str, str]:
+    """Environment variables of a worker process."""
+    environment = os.environ | {
+        "MUJOCO_GL": platform,
+        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+        "NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR", str(cache_folder() / "numba")),
+        "OMP_NUM_THREADS": "1",
+        "LP_NUM_THREADS": "0",  # Mesa's rasteriser in the calling thread: 2.2 instead of 4 ms of CPU per frame
+    }
+    # Bytecode in our own cache where Python may not leave it beside the source: a worker starts twice as fast with it.
+    if environment.pop("PYTHONDONTWRITEBYTECODE", ""):
+        environment.setdefault("PYTHONPYCACHEPREFIX", str(cache_folder() / "bytecode"))
+    return environment
+
+
 class Worker:
     """One process and the pipe to it."""
 
     def __init__(self, name: str, setup: tuple[Any, ...], platform: str) -> None:
         self.name = name
         self.connection, theirs = Pipe()
-        environment = os.environ | {
-            "MUJOCO_GL": platform,
-            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-            "NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR", str(cache_folder() / "numba")),
-            "OMP_NUM_THREADS": "1",
-            "LP_NUM_THREADS": "0",  # Mesa's rasteriser in the calling thread: 2.2 instead of 4 ms of CPU per frame
-        }
+        environment = worker_environment(platform)
         # -P: a folder named `sim` where the user happens to stand must not be taken for ours.
         command = [sys.executable, "-P", "-m", "sim.worker", str(theirs.fileno())]
         self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment)
