@@ -79,7 +79,8 @@ class Trainer:
         self.step_index = 0
 
     def step(self) -> dict[str, Any]:
-        """One training step; returns its record for the log."""
+        """One training step; returns its record for the log: kappa, l and dose as used, trust and its measures as they are
+        now."""
         parts, correction, ledger = self.parts, self.parts.correction, self.parts.ledger
         before = ledger.wall_seconds()
         plan = correction.plan(parts.starts, self.step_index, self.config.seed)
