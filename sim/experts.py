@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sim.lifting import PERTURBATIONS
+from sim.perturbations import PERTURBATIONS
 from sim.real import STATUS, RealEnvironment
 from tasks.task import require_known
 from wmrl.types import Rollouts, Start
@@ -75,7 +75,7 @@ def perturbed_rollouts(
     """Perturbed demonstrations, one per start, every chunk fixed at its beginning like a policy's: real rollouts of the expert.
 
     action_noise  standard deviation of an offset on the motion numbers, half of its variance shared by the whole chunk
-    mixture       perturbation kind -> share, see `sim.lifting.PERTURBATIONS`; default `DEFAULT_MIXTURE`
+    mixture       perturbation kind -> share, see `sim.perturbations.PERTURBATIONS`; default `DEFAULT_MIXTURE`
 
     `inputs` holds the observations at chunk boundaries (`pixels/...`, `proprio`, `objects`, `time`), `final` the last one;
     `log_probs` are zero with an empty token mask (no policy acted); `extra["perturbation"]` indexes `PERTURBATIONS`.

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from sim.environment import ACTION_NAMES, RobotTask
-from sim.lifting import LiftExpert, draw_perturbation
+from sim.lifting import LiftExpert
+from sim.perturbations import draw_perturbation
 
 
 def demonstrate(

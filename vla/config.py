@@ -35,7 +35,7 @@ class SimulatorConfig:
 class CollectConfig:
     """Scripted demonstrations, half of them for each goal. `action_noise` is the deviation of the executed from the commanded action."""
 
-    demonstrations: int = 24
+    demonstrations: int = 100
     action_noise: float = 0.2
 
     def __post_init__(self) -> None:
@@ -63,32 +63,38 @@ class WorldModelConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Reinforcement learning: `steps` steps of `groups` real groups of `group_size` rollouts each, in every mode."""
+    """Reinforcement learning: `steps` steps, each of correction.real_groups groups of correction.group_size real rollouts, in every mode.
+
+    Before them the base rollouts, which the base policy itself has just played, give a first real update, in every mode too.
+    """
 
     steps: int = 12
-    groups: int = 4
-    group_size: int = 8
     imagined_starts: int = 256
     """Real start states that imagination may begin at; each is rendered once, none is executed."""
-    imagined_width: int = 256
-    refresh_every: int = 1
+    refresh_every: int = 2
+    """Steps between fits of the world model."""
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
 
     def __post_init__(self) -> None:
-        if self.group_size < 2:
-            raise ValueError(f"expected group_size >= 2 (advantages compare the members of a group), got {self.group_size}")
-        for name in ("steps", "groups", "refresh_every", "imagined_starts", "imagined_width"):
+        for name in ("steps", "refresh_every", "imagined_starts"):
             if getattr(self, name) < 1:
-                raise ValueError(f"expected train.{name} >= 1, got {getattr(self, name)}")
+                raise ValueError(f"expected {name} >= 1, got {getattr(self, name)}")
+        needed = self.correction.imagined_groups * (1 + max(self.correction.dose, self.correction.max_dose))
+        if self.correction.mode != "real" and self.imagined_starts < needed:
+            raise ValueError(
+                f"expected imagined_starts >= {needed} (imagined_groups for every update of a step), got {self.imagined_starts}"
+            )
 
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    """The final exam of the policies on frozen test starts; greedy and sampled decoding, the same starts for every policy."""
+    """The final exam of the policies on frozen test starts; greedy and sampled decoding, the same starts for every policy.
+    `base` false leaves the base policy out (when another run folder has evaluated it on the same starts)."""
 
     episodes: int = 200
     split: str = "test"
+    base: bool = True
     swap_episodes: int = 50
     """Episodes with the wrong instruction, base policy, greedy: success must fall."""
     videos: int = 4

@@ -12,7 +12,7 @@ import torch
 
 from wmrl.buffer import Buffer
 from wmrl.collect import collect, expand
-from wmrl.correction import Correction, Plan
+from wmrl.correction import Anchors, Correction, Plan
 from wmrl.correction.correction import StartSource
 from wmrl.ledger import Ledger
 from wmrl.noise import derive_seed
@@ -125,6 +125,21 @@ class Trainer:
         if self._on_step:
             self._on_step(record)
         return record
+
+    def warm_start(self, real: Rollouts) -> dict[str, float]:
+        """One real update from groups that the policy, still as it was when training began, has just played; they go to the buffer.
+
+        The base rollouts that the first world model learns from are real experience of the current policy: every mode uses them.
+        """
+        assert self.step_index == 0, "a warm start comes before the first step"
+        starts = tuple({start.group_key: start for start in real.starts}.values())
+        plan, anchors = Plan(-1, self.config.seed, starts, ()), Anchors(starts, (1.0,) * len(starts))
+        with self.parts.ledger.phase("update"):
+            batch = self.parts.correction.correct(plan, anchors, None, real, same_samples=False)
+            numbers = self._objective.update(batch.sources, seed=self._seed("warm start"))
+            self.parts.correction.update(None, real)
+        self.parts.buffer.add(real)
+        return numbers
 
     def _seed(self, *purpose: int | str) -> int:
         return derive_seed(self.config.seed, self.step_index, *purpose)

@@ -185,7 +185,9 @@ def _share(event: Tensor, among: Tensor) -> float:
     return event[among].float().mean().item() if among.any() else float("nan")
 
 
-def merge(parts: Sequence[tuple[Rollouts, Tensor, Rollouts, float]], config: ExamConfig) -> tuple[Exam, Rollouts, Rollouts]:
+def merge(
+    parts: Sequence[tuple[Rollouts, Tensor, Rollouts, float]], config: ExamConfig
+) -> tuple[Exam, Rollouts, Rollouts]:
     """One exam from the folds' (real, hazards, twin, one-chunk error); also the pairs, as first evidence for the trust state."""
     real, twin = concatenate([part[0] for part in parts]), concatenate([part[2] for part in parts])
     length = max(part[1].shape[-1] for part in parts)

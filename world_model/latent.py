@@ -144,6 +144,8 @@ class LatentWorldModel:
         network, moved = self.network, data.continues > 0
         network.state_mean.copy_(data.state.mean(0))
         network.state_scale.copy_(data.state.std(0).clamp_min(MIN_SCALE))
+        rate = data.success.mean().clamp(0.01, 0.99)
+        network.outcome.bias.data.fill_(rate.logit().item())  # begin at the base rate: a model that starts at 0.5 believes in everything
         network.change_scale.copy_((data.following - data.state)[moved].std(0).clamp_min(MIN_SCALE))
 
     def state_dict(self) -> dict[str, Any]:

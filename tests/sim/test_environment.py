@@ -10,7 +10,8 @@ from gymnasium.spaces import Box, Dict
 from gymnasium.utils.env_checker import check_env
 
 from sim.environment import RobotTask, Stage, observation_space
-from sim.lifting import LiftExpert, Perturbation
+from sim.lifting import LiftExpert
+from sim.perturbations import Perturbation
 from sim.playing import plan_chunk
 from sim.simulation import TABLE_TOP
 

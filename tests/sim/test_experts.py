@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from sim.experts import collect_demonstrations, perturbed_rollouts
-from sim.lifting import PERTURBATIONS, LiftExpert, draw_perturbation
+from sim.lifting import LiftExpert
+from sim.perturbations import PERTURBATIONS, draw_perturbation
 from tasks.starts import make_starts
 from wmrl.types import Status
 

@@ -1,0 +1,130 @@
+"""One robot run while it works: its folder, its real world and its ledger, shared by the stages that write into it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from sim.golden import golden_trajectory_hash
+from sim.opengl import prepare
+from sim.real import RealEnvironment
+from tasks.starts import check_no_leak, load_manifest, make_starts
+from tasks.task import Task, get_task
+from vla.checkpoint import read_policy
+from vla.config import STARTS_PER_SEED, RunConfig
+from vla.encoded import EncodedEnvironment
+from vla.policy import ChunkPolicy
+from wmrl.files import read_json
+from wmrl.ledger import Ledger
+from wmrl.run_folder import RunFolder
+from wmrl.types import Start
+
+PURPOSES = {"demonstrations": 0, "base rollouts": 2_000, "perturbed demonstrations": 6_000, "training": 10_000}
+"""Where each purpose's starts begin within the training starts of a run seed, so that none is used for two."""
+
+MAY_CHANGE = ("simulator.workers", "simulator.timeout_seconds", "evaluate.videos", "runs")
+"""Settings that cannot alter a result."""
+
+
+class Session:
+    """A context manager: opens the run folder (one process at a time), starts the simulator at first use, closes both."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.task: Task = get_task(config.task)
+        torch.set_num_threads(config.threads)
+        self.run = RunFolder(config.folder, config, may_grow=("train.steps",), may_change=MAY_CHANGE)
+        self.ledger = Ledger()
+        if self.run.ledger_path.exists():
+            self.ledger.load_state_dict(read_json(self.run.ledger_path))
+
+    @cached_property
+    def environment(self) -> RealEnvironment:
+        """The real world in camera observations."""
+        policy, simulator = self.config.policy, self.config.simulator
+        return RealEnvironment(
+            self.task,
+            chunk=policy.chunk,
+            width=simulator.width,
+            num_workers=simulator.workers,
+            image_size=policy.encoder.image_size,
+            timeout_seconds=simulator.timeout_seconds,
+        )
+
+    def encoded(self, policy: ChunkPolicy) -> EncodedEnvironment:
+        """The real world as the policy's features."""
+        return EncodedEnvironment(self.environment, policy)
+
+    @property
+    def base_folder(self) -> Path:
+        """The run folder whose demonstrations, base policy, base rollouts and world model are used."""
+        return self.config.base if self.config.base is not None else self.run.path
+
+    @property
+    def dataset(self) -> Path:
+        """The LeRobot dataset of demonstrations."""
+        return self.base_folder / "dataset"
+
+    @property
+    def imitation(self) -> Path:
+        """Checkpoints of the imitation stage."""
+        return self.base_folder / "imitation"
+
+    @property
+    def world_model(self) -> Path:
+        """Base rollouts, the first fit and its exam."""
+        return self.base_folder / "world_model"
+
+    def starts(self, purpose: str, count: int, offset: int = 0) -> list[Start]:
+        """`count` training starts of this run seed for one purpose, checked against the frozen test and validation starts."""
+        begin = self.config.seed * STARTS_PER_SEED + PURPOSES[purpose] + offset
+        starts = make_starts(self.task, "train", count, begin)
+        for split in ("validation", "test"):
+            check_no_leak(starts, load_manifest(self.task.name, split))
+        return starts
+
+    def base_policy(self) -> ChunkPolicy:
+        """The imitation policy, its encoder frozen."""
+        folder = self.imitation / "checkpoints" / "last" / "pretrained_model"
+        if not folder.exists():
+            raise ValueError(f"expected an imitation policy in {self.imitation}, found none; run `wmrl-sft` first")
+        return freeze_encoder(read_policy(folder.resolve()))
+
+    def record_environment(self) -> None:
+        """Write env.json; a run that continues on other versions says so."""
+        prepare()
+        self.run.write_environment(golden_trajectory_hash(self.task))
+
+    def save_ledger(self) -> None:
+        """Write ledger.json."""
+        self.run.write_ledger(self.ledger.summary())
+
+    def close(self) -> None:
+        """Stop the simulator and let others use the folder."""
+        if "environment" in self.__dict__:
+            self.environment.close()
+        self.run.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+
+def freeze_encoder(policy: ChunkPolicy) -> ChunkPolicy:
+    """From here on only the head learns: the world model predicts the encoder's output, which must keep its meaning."""
+    for parameter in policy.encoder.parameters():
+        parameter.requires_grad_(False)
+    return policy
+
+
+def sized(config: RunConfig, proprio_size: int, object_size: int) -> RunConfig:
+    """The configuration with the sizes that only the data know."""
+    encoder = replace(config.policy.encoder, proprio_size=proprio_size, object_size=object_size)
+    return replace(config, policy=replace(config.policy, encoder=encoder))

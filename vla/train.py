@@ -1,0 +1,133 @@
+"""Stage 4: reinforcement learning with WMRL (`wmrl-train`). This file builds the parts and hands them to `wmrl.trainer.Trainer`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vla.checkpoint import write_policy
+from vla.config import RunConfig
+from vla.features import NUM_FEATURES, early_behaviour
+from vla.policy import ChunkPolicy
+from vla.session import Session
+from vla.world_model import base_rollouts, load_model, perturbed_demonstrations, read_exam
+from wmrl.buffer import Buffer
+from wmrl.checkpoint import load_latest, save_checkpoint
+from wmrl.command import run_command
+from wmrl.correction import Correction
+from wmrl.noise import derive_seed
+from wmrl.pairing import Twin
+from wmrl.progress import Progress, note, stage
+from wmrl.state_files import load_rollouts
+from wmrl.trainer import Parts, Trainer, TrainerConfig
+from wmrl.types import Start
+
+SHOWN = ("real_success", "imagined_success", "imagined_share", "trust", "dose", "rho_low", "real_episodes")
+
+
+def run(session: Session) -> None:
+    """Train to the last step; continues from the newest whole checkpoint."""
+    config = session.config
+    latest = load_latest(session.run.checkpoints)
+    if latest is not None and latest.step >= config.train.steps:
+        return
+    with stage(f"train: {config.train.correction.mode}"):
+        policy = session.base_policy()
+        trainer = build(session, policy)
+        if latest is None:
+            begin(session, trainer)
+        else:
+            trainer.load_state_dict(latest.state)
+            note(f"continuing after step {latest.step}")
+        session.run.truncate_metrics(trainer.step_index - 1)
+        with Progress("train", config.train.steps, start=trainer.step_index) as progress:
+            while trainer.step_index < config.train.steps:
+                record = trainer.step()
+                session.run.log(record)
+                save(session, trainer, policy)
+                progress.update(trainer.step_index, {name: record[name] for name in SHOWN if record.get(name) is not None})
+
+
+def build(session: Session, policy: ChunkPolicy) -> Trainer:
+    """The parts of a robot run, by plain calls."""
+    config = session.config
+    real = session.encoded(policy)
+    correction = Correction(config.train.correction, features=early_behaviour, num_features=NUM_FEATURES)
+    model = load_model(session, policy, real) if correction.uses_model else None
+    parts = Parts(
+        environment=real,
+        imagination=model,
+        policy=policy,
+        pairing=Twin(),
+        correction=correction,
+        starts=StartPool(session),
+        buffer=Buffer(),
+        ledger=session.ledger,
+    )
+    return Trainer(TrainerConfig(seed=config.seed, refresh_every=config.train.refresh_every), parts, config.train.objective)
+
+
+def begin(session: Session, trainer: Trainer) -> None:
+    """What every run starts from: the base rollouts as a first real update, the exam's pairs as first evidence, the exam's veto."""
+    config, parts = session.config, trainer.parts
+    base = base_rollouts(session)
+    if config.base is not None:
+        parts.ledger.record("base rollouts", base)
+    if parts.correction.uses_model:
+        perturbed = perturbed_demonstrations(session)
+        if config.base is not None:
+            parts.ledger.record("perturbed demonstrations", perturbed)
+        parts.buffer.add(perturbed)
+        twin = load_rollouts(session.world_model / "exam_twin.safetensors")
+        parts.correction.seed_evidence(twin, load_rollouts(session.world_model / "exam_real.safetensors"))
+        parts.correction.veto(read_exam(session).verdict == "RED")
+    trainer.warm_start(base)
+    save(session, trainer, parts.policy)
+
+
+class StartPool:
+    """Training starts of a step: a keyed shuffle of a finite pool, so that imagination finds most first observations rendered already."""
+
+    def __init__(self, session: Session) -> None:
+        self.seed = session.config.seed
+        self.pool = session.starts("training", session.config.train.imagined_starts)
+
+    def __call__(self, step: int, count: int) -> list[Start]:
+        """`count` different starts; asking for more only appends. Every goal gets its share of any even count."""
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, step, "starts"))
+        goals = sorted({start.instruction for start in self.pool})
+        by_goal = [[start for start in self.pool if start.instruction == goal] for goal in goals]
+        shuffled = [[rows[i] for i in torch.randperm(len(rows), generator=generator)] for rows in by_goal]
+        mixed = [start for turn in zip(*shuffled, strict=False) for start in turn]
+        if count > len(mixed):
+            raise ValueError(f"expected at most {len(mixed)} starts a step, asked for {count}; raise train.imagined_starts")
+        return mixed[:count]
+
+
+def save(session: Session, trainer: Trainer, policy: Any) -> None:
+    """A checkpoint after every step, then the ledger: a kill loses at most the step that was running."""
+    task = session.task
+
+    def policy_files(folder: Path) -> None:
+        write_policy(folder, policy, fps=task.control_frequency, robot=task.robot.lower())
+
+    save_checkpoint(session.run.checkpoints, trainer.step_index, policy_files=policy_files, state=trainer.state_dict())
+    session.save_ledger()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Console command."""
+
+    def work(config: RunConfig) -> None:
+        with Session(config) as session:
+            run(session)
+
+    return run_command(work, "robot", RunConfig, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

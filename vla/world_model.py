@@ -1,0 +1,184 @@
+"""Stage 3: roll out the base policy, fit the first world model on it, and examine it before any imagined update (`wmrl-world-model`)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sim.experts import perturbed_rollouts
+from vla.config import RunConfig
+from vla.encoded import Beginnings, EncodedEnvironment
+from vla.policy import ChunkPolicy
+from vla.session import Session
+from world_model.exam import Exam, cross_fit, merge
+from world_model.latent import LatentWorldModel, Transitions
+from wmrl.collect import collect, expand
+from wmrl.command import run_command
+from wmrl.files import read_json, write_json
+from wmrl.noise import derive_seed
+from wmrl.progress import note, stage
+from wmrl.state_files import load_rollouts, load_state, save_rollouts, save_state, without_inputs
+from wmrl.types import Rollouts, concatenate
+
+FRAMES = ("pixels/agentview", "pixels/wrist")
+
+
+def run(session: Session) -> None:
+    """Collect, fit, examine; what is already in the folder is not made again."""
+    config, folder = session.config, session.world_model
+    if config.base is not None:
+        load_rollouts(folder / "base.safetensors")
+        return
+    with stage("world model: rollouts of the base policy, first fit, exam"):
+        base = base_rollouts(session)
+        if not config.train.correction.mode == "real" and not (folder / "exam.json").exists():
+            perturbed = perturbed_demonstrations(session)
+            policy = session.base_policy()
+            beginnings = Beginnings(session.encoded(policy))
+            with session.ledger.phase("exam"):
+                exam, real, twin = examine_cross_fitted(config, policy, beginnings, base, perturbed)
+            with session.ledger.phase("fit"):
+                model = build_model(config, policy, beginnings)
+                losses = model.fit(concatenate([base, perturbed]), seed=derive_seed(config.seed, "first fit"))
+            note(f"fitted on {int(losses['transitions'])} chunks in {int(losses['fit_steps'])} steps")
+            save_state(folder / "model.safetensors", model.state_dict())
+            save_rollouts(folder / "exam_real.safetensors", real)
+            save_rollouts(folder / "exam_twin.safetensors", twin)
+            write_json(folder / "exam.json", asdict(exam))
+        if (folder / "exam.json").exists():
+            for line in read_exam(session).lines():
+                note(line)
+        session.save_ledger()
+
+
+def base_rollouts(session: Session) -> Rollouts:
+    """Groups of rollouts of the base policy on training starts: the first real experience of every arm."""
+    config, path = session.config, session.world_model / "base.safetensors"
+    if not path.exists():
+        policy = session.base_policy()
+        starts, members = expand(session.starts("base rollouts", config.world_model.base_groups), config.train.correction.group_size)
+        with session.ledger.phase("base rollouts"):
+            rollouts = collect(session.encoded(policy), policy, starts, members, seed=base_seed(config), record=FRAMES)
+        session.ledger.record("base rollouts", rollouts)
+        save_rollouts(path, rollouts)
+        session.save_ledger()
+    rollouts = load_rollouts(path)
+    note(f"base policy, sampled: {rollouts.returns().mean():.2f} success on {len(rollouts)} training rollouts")
+    return without_inputs(rollouts, FRAMES)
+
+
+def perturbed_demonstrations(session: Session) -> Rollouts:
+    """Expert episodes led astray on purpose, chunk by chunk, so that the model sees failures near success."""
+    config, path = session.config, session.world_model / "perturbed.safetensors"
+    if not path.exists():
+        starts = session.starts("perturbed demonstrations", max(config.world_model.perturbed, 1))
+        with session.ledger.phase("perturbed demonstrations"):
+            raw = perturbed_rollouts(session.environment, starts, seed=derive_seed(config.seed, "perturbed") % 2**32)
+        rollouts = encode_rollouts(raw, session.base_policy())
+        session.ledger.record("perturbed demonstrations", rollouts)
+        save_rollouts(path, rollouts)
+        session.save_ledger()
+    rollouts = load_rollouts(path)
+    note(f"perturbed demonstrations: {rollouts.returns().mean():.2f} success on {len(rollouts)} rollouts")
+    return rollouts
+
+
+def base_seed(config: RunConfig) -> int:
+    """Noise seed of the base rollouts, shared with their imagined twins."""
+    return derive_seed(config.seed, "base rollouts")
+
+
+def build_model(config: RunConfig, policy: ChunkPolicy, beginnings: Beginnings) -> LatentWorldModel:
+    """A world model in the shapes of the policy."""
+    encoder = policy.config.encoder
+    correction = config.train.correction
+    return LatentWorldModel(
+        config.world_model.latent,
+        state_size=encoder.feature_size + encoder.proprio_size,
+        chunk_size=policy.config.chunk * policy.config.action_size,
+        horizon=beginnings.environment.max_decisions,
+        beginnings=beginnings,
+        width=correction.imagined_groups * correction.group_size,
+    )
+
+
+def examine_cross_fitted(
+    config: RunConfig, policy: ChunkPolicy, beginnings: Beginnings, base: Rollouts, perturbed: Rollouts
+) -> tuple[Exam, Rollouts, Rollouts]:
+    """The exam on the base rollouts, each judged by a model that never saw its start: also first evidence for the trust state.
+
+    Returns the exam, the real rollouts and their imagined twins, in one order.
+    """
+
+    def examine_fold(training: Rollouts, held_out: Rollouts) -> tuple[Rollouts, Tensor, Rollouts, float]:
+        model = build_model(config, policy, beginnings)
+        model.fit(training, seed=derive_seed(config.seed, "exam", len(training)))
+        twin = collect(model.environment(), policy, held_out.starts, held_out.member.tolist(), seed=base_seed(config))
+        return held_out, model.member_hazards(held_out), twin, one_chunk_error(model, held_out)
+
+    parts = cross_fit(base, perturbed, config.world_model.exam.folds, examine_fold)
+    return merge(parts, config.world_model.exam)
+
+
+@torch.no_grad()
+def one_chunk_error(model: LatentWorldModel, rollouts: Rollouts) -> float:
+    """Squared error of the predicted change of state over one chunk, relative to always predicting no change (0 perfect, 1 useless)."""
+    data = Transitions.of(rollouts)
+    members = model.config.members
+    following = model.network(data.state.expand(members, -1, -1), data.chunk.expand(members, -1, -1))[0].mean(0)
+    scale, known = model.network.change_scale, data.continues > 0
+    error = (((following - data.following) / scale)[known]).square().mean()
+    return (error / (((data.following - data.state) / scale)[known]).square().mean()).item()
+
+
+def encode_rollouts(raw: Rollouts, policy: ChunkPolicy) -> Rollouts:
+    """Camera rollouts as the policy's features; log-probabilities are those of the policy (the expert has none)."""
+    instructions = [start.instruction for start in raw.starts]
+    steps = [policy.encode({**{k: v[:, t] for k, v in raw.inputs.items()}, "instruction": instructions}) for t in range(raw.rewards.shape[1])]
+    inputs = {name: torch.stack([step[name] for step in steps], dim=1) for name in steps[0]}
+    final = policy.encode({**raw.final, "instruction": instructions})
+    with torch.no_grad():
+        log_probs = policy.log_prob(inputs, raw.actions)
+    token_mask = torch.ones_like(log_probs, dtype=torch.bool)
+    return replace(raw, inputs=inputs, final=final, log_probs=log_probs, token_mask=token_mask, extra={})
+
+
+def read_exam(session: Session) -> Exam:
+    """The exam in the folder; numbers that could not be formed (null in JSON) are NaN again."""
+    values: dict[str, Any] = read_json(session.world_model / "exam.json")
+    return Exam(**{name: _restored(value) for name, value in values.items()})
+
+
+def _restored(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_restored(item) for item in value)
+    return float("nan") if value is None else value
+
+
+def load_model(session: Session, policy: ChunkPolicy, environment: EncodedEnvironment) -> LatentWorldModel:
+    """The first world model, ready for training."""
+    path = session.world_model / "model.safetensors"
+    if not path.exists():
+        raise ValueError(f"expected a fitted world model at {path}, found none; run `wmrl-world-model` first")
+    model = build_model(session.config, policy, Beginnings(environment))
+    model.load_state_dict(load_state(path))
+    return model
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Console command."""
+
+    def work(config: RunConfig) -> None:
+        with Session(config) as session:
+            run(session)
+
+    return run_command(work, "robot", RunConfig, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
