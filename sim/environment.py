@@ -126,9 +126,7 @@ class RobotTask(gymnasium.Env):
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (chunk, len(ACTION_NAMES)), np.float32)
         self.observation_space = observation_space(self.spec_task, image_size)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
         """Begin an episode. Without a seed the scene comes from `np_random`. Unknown options are ignored (LeRobot has some)."""
         super().reset(seed=seed)
         instruction = (options or {}).get("instruction", self.spec_task.goals[0][1])

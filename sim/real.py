@@ -128,9 +128,7 @@ class RealEnvironment:
         status = torch.tensor([int(s) for s in self._status])
         return Step(self._observation(), reward, status, seconds, (status == int(Status.RUNNING)).float())
 
-    def record_frames(
-        self, rows: Sequence[int], *, size: int = 256, camera: str = "agentview", full: bool = False
-    ) -> None:
+    def record_frames(self, rows: Sequence[int], *, size: int = 256, camera: str = "agentview", full: bool = False) -> None:
         """From the next reset on keep a picture of every control step of these rows. full: shadows, all triangles."""
         check_camera(self.task, camera)
         outside = [row for row in rows if not 0 <= row < self.width]

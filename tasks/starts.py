@@ -36,9 +36,7 @@ def make_starts(task: str | Task, split: str, count: int, offset: int = 0) -> li
             f"expected at most {len(pool)} starts of split {split!r}, got offset {offset} and count {count}: ask for fewer"
         )
     instructions = [text for _, text in task.goals]
-    return [
-        Start(task.name, pool[i], instructions[i % len(instructions)], split) for i in range(offset, offset + count)
-    ]
+    return [Start(task.name, pool[i], instructions[i % len(instructions)], split) for i in range(offset, offset + count)]
 
 
 def swap_instructions(starts: Iterable[Start]) -> list[Start]:

@@ -1,4 +1,4 @@
-"""Policy files inside a checkpoint: LeRobot's names (config.json with `type`, model.safetensors), read back with every weight accounted for."""
+"""Policy files inside a checkpoint, by LeRobot's names (config.json, model.safetensors); every weight is accounted for."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def write_policy(folder: Path, policy: ChunkPolicy, *, fps: int, robot: str) -> 
             "policy": config.to_dict(),
         },
     )
-    save_file({name: tensor.detach().contiguous() for name, tensor in policy.state_dict().items()}, folder / "model.safetensors")
+    save_file(
+        {name: tensor.detach().contiguous() for name, tensor in policy.state_dict().items()}, folder / "model.safetensors"
+    )
 
 
 def read_policy(folder: Path) -> ChunkPolicy:
@@ -49,10 +51,16 @@ def read_policy(folder: Path) -> ChunkPolicy:
     try:
         weights = load_file(weights_path)
     except SafetensorError as error:
-        raise ValueError(f"expected whole weights in {weights_path}, the file is cut off or damaged ({error}); use another checkpoint") from error
+        raise ValueError(
+            f"expected whole weights in {weights_path}, the file is cut off or damaged ({error}); use another checkpoint"
+        ) from error
     expected = policy.state_dict()
-    different = sorted(weights.keys() ^ expected.keys()) + [k for k in weights.keys() & expected.keys() if weights[k].shape != expected[k].shape]
+    different = sorted(weights.keys() ^ expected.keys()) + [
+        k for k in weights.keys() & expected.keys() if weights[k].shape != expected[k].shape
+    ]
     if different:
-        raise ValueError(f"the weights in {folder} do not fit its config.json: {', '.join(different[:5])}; use another checkpoint")
+        raise ValueError(
+            f"the weights in {folder} do not fit its config.json: {', '.join(different[:5])}; use another checkpoint"
+        )
     policy.load_state_dict(weights)
     return policy.eval()

@@ -29,7 +29,12 @@ def run(session: Session) -> None:
             data = record(session)
         for name in data.constant_dimensions():
             note(f"warning: {name} never changes in the demonstrations; it is kept with a floor on its scale")
-        facts = {"task": task.name, "action_noise": config.collect.action_noise, "controller": "operational-space deltas", "robot": task.robot}
+        facts = {
+            "task": task.name,
+            "action_noise": config.collect.action_noise,
+            "controller": "operational-space deltas",
+            "robot": task.robot,
+        }
         environment = session.environment
         names = {ACTION: environment.action_names, PROPRIO: environment.proprio_names, OBJECTS: environment.object_names}
         write_dataset(session.dataset, data, fps=task.control_frequency, robot=task.robot.lower(), names=names, facts=facts)

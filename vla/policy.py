@@ -1,7 +1,7 @@
 """The policy: a frozen-able encoder and a categorical action-chunk head with exact log-probabilities.
 
-Shape legend: B rows, T decisions, H control steps of a chunk, A action dimensions, K = H x A tokens of a decision, N bins, F features,
-P proprioception.
+Shape legend: B rows, T decisions, H control steps of a chunk, A action dimensions, K = H x A tokens of a decision, N bins,
+F features, P proprioception.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from wmrl.types import Decision, Observation
 
 @dataclass(frozen=True)
 class PolicyConfig:
-    """Shape of the policy. One categorical distribution per action token: the prototype found it far better to explore with than one
-    Gaussian, whose single width averages over the open and the closed gripper."""
+    """Shape of the policy. One categorical distribution per action token: the prototype found it far better to explore with
+    than one Gaussian, whose single width averages over the open and the closed gripper."""
 
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     language: str = PACKAGED
@@ -74,6 +74,8 @@ class ChunkHead(nn.Module):
 class ChunkPolicy(nn.Module):
     """Implements `wmrl.types.Policy` on encoded observations; `encode` turns camera observations into those."""
 
+    centres: Tensor
+
     def __init__(self, config: PolicyConfig) -> None:
         super().__init__()
         self.config = config
@@ -89,7 +91,8 @@ class ChunkPolicy(nn.Module):
 
     @torch.no_grad()
     def encode(self, observation: Observation) -> dict[str, Tensor]:
-        """Camera observation -> what `act`, `log_prob` and world models read: features (B, F), proprio (B, P), language (B, L)."""
+        """Camera observation -> what `act`, `log_prob` and world models read: features (B, F), proprio (B, P), language (B,
+        L)."""
         device = self.centres.device
         proprio = self.encoder.normalise(observation["proprio"].to(device))
         language = self.sentences(observation["instruction"]).to(device)
@@ -98,7 +101,8 @@ class ChunkPolicy(nn.Module):
 
     @torch.no_grad()
     def act(self, observation: Observation, noise: Tensor | None) -> Decision:
-        """Decide on encoded observations; noise (B, K) uniforms, inverse-CDF per token; None decodes greedily (mean of the bins)."""
+        """Decide on encoded observations; noise (B, K) uniforms, inverse-CDF per token; None decodes greedily (mean of the
+        bins)."""
         inputs = {name: observation[name] for name in ("features", "proprio", "language")}
         log_probs = self._log_softmax(inputs)
         if noise is None:

@@ -62,7 +62,9 @@ def save(session: Session, imitation: Imitation) -> None:
     save_checkpoint(
         session.imitation,
         imitation.step_number,
-        policy_files=lambda folder: write_policy(folder, imitation.policy, fps=task.control_frequency, robot=task.robot.lower()),
+        policy_files=lambda folder: write_policy(
+            folder, imitation.policy, fps=task.control_frequency, robot=task.robot.lower()
+        ),
         state=imitation.state_dict(),
         keep=1,
     )

@@ -1,4 +1,4 @@
-"""Stage 4: reinforcement learning with WMRL (`wmrl-train`). This file builds the parts and hands them to `wmrl.trainer.Trainer`."""
+"""Stage 4: reinforcement learning with WMRL (`wmrl-train`): builds the parts and hands them to `wmrl.trainer.Trainer`."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def build(session: Session, policy: ChunkPolicy) -> Trainer:
 
 
 def begin(session: Session, trainer: Trainer) -> None:
-    """What every run starts from: the base rollouts as a first real update, the exam's pairs as first evidence, the exam's veto."""
+    """What every run starts from: the base rollouts as a first real update, the exam's pairs as first evidence, the exam's
+    veto."""
     config, parts = session.config, trainer.parts
     base = base_rollouts(session)
     if config.base is not None:
@@ -90,7 +91,8 @@ def begin(session: Session, trainer: Trainer) -> None:
 
 
 class StartPool:
-    """Training starts of a step: a keyed shuffle of a finite pool, so that imagination finds most first observations rendered already."""
+    """Training starts of a step: a keyed shuffle of a finite pool, so that imagination finds most first observations rendered
+    already."""
 
     def __init__(self, session: Session) -> None:
         self.seed = session.config.seed

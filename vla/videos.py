@@ -16,13 +16,13 @@ from vla.evaluation import NOISE_SEED
 from vla.policy import ChunkPolicy
 from vla.session import Session
 from vla.world_model import FRAMES
-from world_model.decoder import FrameDecoder, fit_decoder
-from world_model.latent import LatentWorldModel, states_of
 from wmrl.collect import collect
 from wmrl.noise import derive_seed
 from wmrl.progress import Progress
 from wmrl.state_files import load_rollouts
 from wmrl.types import Start
+from world_model.decoder import FrameDecoder, fit_decoder
+from world_model.latent import LatentWorldModel, states_of
 
 SIZE = 256
 DECISIONS_PER_SECOND = 2.5

@@ -1,4 +1,4 @@
-"""Stage 3: roll out the base policy, fit the first world model on it, and examine it before any imagined update (`wmrl-world-model`)."""
+"""Stage 3: roll out the base policy, fit the first world model, examine it before any imagined update (`wmrl-world-model`)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from vla.config import RunConfig
 from vla.encoded import Beginnings, EncodedEnvironment
 from vla.policy import ChunkPolicy
 from vla.session import Session
-from world_model.exam import Exam, cross_fit, merge
-from world_model.latent import LatentWorldModel, Transitions
 from wmrl.collect import collect, expand
 from wmrl.command import run_command
 from wmrl.files import read_json, write_json
@@ -24,6 +22,8 @@ from wmrl.noise import derive_seed
 from wmrl.progress import note, stage
 from wmrl.state_files import load_rollouts, load_state, save_rollouts, save_state, without_inputs
 from wmrl.types import Rollouts, concatenate
+from world_model.exam import Exam, cross_fit, merge
+from world_model.latent import LatentWorldModel, Transitions
 
 FRAMES = ("pixels/agentview", "pixels/wrist")
 
@@ -61,7 +61,9 @@ def base_rollouts(session: Session) -> Rollouts:
     config, path = session.config, session.world_model / "base.safetensors"
     if not path.exists():
         policy = session.base_policy()
-        starts, members = expand(session.starts("base rollouts", config.world_model.base_groups), config.train.correction.group_size)
+        starts, members = expand(
+            session.starts("base rollouts", config.world_model.base_groups), config.train.correction.group_size
+        )
         with session.ledger.phase("base rollouts"):
             rollouts = collect(session.encoded(policy), policy, starts, members, seed=base_seed(config), record=FRAMES)
         session.ledger.record("base rollouts", rollouts)
@@ -127,7 +129,8 @@ def examine_cross_fitted(
 
 @torch.no_grad()
 def one_chunk_error(model: LatentWorldModel, rollouts: Rollouts) -> float:
-    """Squared error of the predicted change of state over one chunk, relative to always predicting no change (0 perfect, 1 useless)."""
+    """Squared error of the predicted change of state over one chunk, relative to always predicting no change (0 perfect, 1
+    useless)."""
     data = Transitions.of(rollouts)
     members = model.config.members
     following = model.network(data.state.expand(members, -1, -1), data.chunk.expand(members, -1, -1))[0].mean(0)
@@ -139,7 +142,10 @@ def one_chunk_error(model: LatentWorldModel, rollouts: Rollouts) -> float:
 def encode_rollouts(raw: Rollouts, policy: ChunkPolicy) -> Rollouts:
     """Camera rollouts as the policy's features; log-probabilities are those of the policy (the expert has none)."""
     instructions = [start.instruction for start in raw.starts]
-    steps = [policy.encode({**{k: v[:, t] for k, v in raw.inputs.items()}, "instruction": instructions}) for t in range(raw.rewards.shape[1])]
+    steps = [
+        policy.encode({**{k: v[:, t] for k, v in raw.inputs.items()}, "instruction": instructions})
+        for t in range(raw.rewards.shape[1])
+    ]
     inputs = {name: torch.stack([step[name] for step in steps], dim=1) for name in steps[0]}
     final = policy.encode({**raw.final, "instruction": instructions})
     with torch.no_grad():

@@ -1,1 +1,1 @@
-"""WMRL: reinforcement learning that lets a world model predict most outcomes and corrects it with a thin stream of real ones."""
+"""WMRL: reinforcement learning that lets a world model predict most outcomes and corrects it with a few real ones."""

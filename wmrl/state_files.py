@@ -35,7 +35,9 @@ def load_state(path: Path) -> dict[str, Any]:
             tree = json.loads(file.metadata()["tree"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}
     except SafetensorError as error:
-        raise ValueError(f"expected a whole file at {path}, it is damaged ({error}); delete it and run its stage again") from error
+        raise ValueError(
+            f"expected a whole file at {path}, it is damaged ({error}); delete it and run its stage again"
+        ) from error
     state: dict[str, Any] = decode(tree, tensors)
     return state
 

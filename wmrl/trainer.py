@@ -127,9 +127,11 @@ class Trainer:
         return record
 
     def warm_start(self, real: Rollouts) -> dict[str, float]:
-        """One real update from groups that the policy, still as it was when training began, has just played; they go to the buffer.
+        """One real update from groups that the policy, still as it was when training began, has just played; they go to the
+        buffer.
 
-        The base rollouts that the first world model learns from are real experience of the current policy: every mode uses them.
+        The base rollouts that the first world model learns from are real experience of the current policy: every mode uses
+        them.
         """
         assert self.step_index == 0, "a warm start comes before the first step"
         starts = tuple({start.group_key: start for start in real.starts}.values())

@@ -241,8 +241,9 @@ class Environment(Protocol):
 class Policy(Protocol):
     """Stateless between calls: everything a decision depends on is in the observation and the noise."""
 
-    noise_size: int
-    """Uniform numbers that one decision consumes."""
+    @property
+    def noise_size(self) -> int:
+        """Uniform numbers that one decision consumes."""
 
     def act(self, observation: Observation, noise: Tensor | None) -> Decision:
         """Decide; noise (B, noise_size) uniform in (0, 1), or None for the greedy decision."""

@@ -22,7 +22,9 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.batch_size < 1:
-            raise ValueError(f"expected at least 1 step and a batch of at least 1, got steps={self.steps}, batch_size={self.batch_size}")
+            raise ValueError(
+                f"expected at least 1 step and a batch of at least 1, got steps={self.steps}, batch_size={self.batch_size}"
+            )
 
 
 class FrameDecoder(nn.Module):

@@ -67,17 +67,21 @@ class Exam:
             f"exam: {self.verdict} ({'; '.join(self.reasons) or 'every limit kept'})",
             f"  on {self.rollouts} real rollouts of {self.groups} starts that the examined model never saw (cross-fitted)",
             f"  success: real {self.real_success:.2f} [{low:.2f}, {high:.2f}], replayed {self.replayed_success:.2f}, "
-            f"imagined {self.imagined_success:.2f}; gap {self.gap:+.2f} [{self.gap_interval[0]:+.2f}, {self.gap_interval[1]:+.2f}]",
+            f"imagined {self.imagined_success:.2f}; "
+            f"gap {self.gap:+.2f} [{self.gap_interval[0]:+.2f}, {self.gap_interval[1]:+.2f}]",
             f"  replay AUROC {self.auroc:.2f}, by decision {' '.join(f'{value:.2f}' for value in self.auroc_by_decision)}; "
             f"Brier {self.brier:.3f}; real failures called success {self.false_success:.2f}",
             f"  within-start agreement: replay {self.within_start_replay:+.2f}, imagined twin {self.within_start_twin:+.2f} "
             f"[{self.within_start_interval[0]:+.2f}, {self.within_start_interval[1]:+.2f}], sign {self.sign_agreement:.2f}",
             f"  best of {self.extra.get('group_size', 0)} by the model: {self.best_of_group_gain:+.2f} "
-            f"[{self.best_of_group_interval[0]:+.2f}, {self.best_of_group_interval[1]:+.2f}] over the group's mean real success",
+            f"[{self.best_of_group_interval[0]:+.2f}, {self.best_of_group_interval[1]:+.2f}] "
+            "over the group's mean real success",
         ]
 
 
-def cross_fit(real: Rollouts, extra: Rollouts | None, folds: int, examine_fold: Callable[[Rollouts, Rollouts], Any]) -> list[Any]:
+def cross_fit(
+    real: Rollouts, extra: Rollouts | None, folds: int, examine_fold: Callable[[Rollouts, Rollouts], Any]
+) -> list[Any]:
     """Call `examine_fold(training, held_out)` once per fold. Folds are whole groups; `extra` rollouts only ever train."""
     group = real.group_index()
     if int(group.max()) + 1 < folds:
@@ -91,10 +95,12 @@ def cross_fit(real: Rollouts, extra: Rollouts | None, folds: int, examine_fold: 
 
 
 def examine(real: Rollouts, hazards: Tensor, twin: Rollouts, one_chunk_error: float, config: ExamConfig) -> Exam:
-    """Compare real rollouts with the model's replay of their actions (`hazards` (E, B, T)) and with their imagined twins (same order).
+    """Compare real rollouts with the model's replay of their actions (`hazards` (E, B, T)) and with their imagined twins (same
+    order).
 
-    Success by decision t: replayed probability that the task is solved within the first t + 1 chunks, against whether it was. Rollouts that
-    had already ended keep their outcome on both sides, so a failure has no more chances to be called a success than it really had.
+    Success by decision t: replayed probability that the task is solved within the first t + 1 chunks, against whether it was.
+    Rollouts that had already ended keep their outcome on both sides, so a failure has no more chances to be called a success
+    than it really had.
     """
     outcome = real.returns()
     replay = 1.0 - (1.0 - hazards).prod(-1).mean(0)
@@ -149,7 +155,8 @@ def judge(values: dict[str, Any], config: ExamConfig) -> tuple[str, tuple[str, .
 
 
 def best_of_group(outcome: Tensor, score: Tensor, group: Tensor) -> tuple[float, tuple[float, float]]:
-    """Real success of the member that the model likes best, minus the mean of its group: what choosing by the model would gain."""
+    """Real success of the member that the model likes best, minus the mean of its group: what choosing by the model would
+    gain."""
     gains = []
     for index in range(int(group.max()) + 1):
         rows = group == index
@@ -170,7 +177,8 @@ def mean_interval(values: Tensor) -> tuple[float, float]:
 
 
 def sign_agreement(outcome: Tensor, score: Tensor, group: Tensor) -> float:
-    """Share of pairs inside a group with different real outcomes that the model orders rightly (ties half); NaN without such pairs."""
+    """Share of pairs inside a group with different real outcomes that the model orders rightly (ties half); NaN without such
+    pairs."""
     right, pairs = 0.0, 0
     for index in range(int(group.max()) + 1):
         rows = group == index
@@ -185,10 +193,9 @@ def _share(event: Tensor, among: Tensor) -> float:
     return event[among].float().mean().item() if among.any() else float("nan")
 
 
-def merge(
-    parts: Sequence[tuple[Rollouts, Tensor, Rollouts, float]], config: ExamConfig
-) -> tuple[Exam, Rollouts, Rollouts]:
-    """One exam from the folds' (real, hazards, twin, one-chunk error); also the pairs, as first evidence for the trust state."""
+def merge(parts: Sequence[tuple[Rollouts, Tensor, Rollouts, float]], config: ExamConfig) -> tuple[Exam, Rollouts, Rollouts]:
+    """One exam from the folds' (real, hazards, twin, one-chunk error); also the pairs, as first evidence for the trust
+    state."""
     real, twin = concatenate([part[0] for part in parts]), concatenate([part[2] for part in parts])
     length = max(part[1].shape[-1] for part in parts)
     hazards = torch.cat([torch.nn.functional.pad(part[1], (0, length - part[1].shape[-1])) for part in parts], dim=1)

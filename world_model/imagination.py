@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from world_model.network import ChunkEnsemble
 from wmrl.types import Observation, Start, Status, Step
+from world_model.network import ChunkEnsemble
 
 
 class ImaginedEnvironment:
-    """Rolls the ensemble's mean state forward. A rollout is never ended by a draw: each step reports the probability that the task was
-    solved in it (`reward`, weighted by the probability of getting there) and that the rollout still runs (`alive`)."""
+    """Rolls the ensemble's mean state forward. A rollout is never ended by a draw: each step reports the probability that the
+    task was solved in it (`reward`, weighted by the probability of getting there) and that the rollout still runs (`alive`)."""
 
     imagined = True
 

@@ -1,7 +1,7 @@
-"""The latent world model: from the policy's features and proprioception and one action chunk to the next features and the outcome.
+"""The latent world model: from the policy's features, proprioception and one action chunk to what comes next and the outcome.
 
-Shape legend: B rollouts, T decisions, N transitions, E ensemble members, F features, P proprioception, S = F + P state, H control
-steps of a chunk, A action dimensions, C = H x A.
+Shape legend: B rollouts, T decisions, N transitions, E ensemble members, F features, P proprioception, S = F + P state, H
+control steps of a chunk, A action dimensions, C = H x A.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from wmrl.types import Estimate, Observation, Rollouts, Start
 from world_model.imagination import ImaginedEnvironment
 from world_model.network import ChunkEnsemble
-from wmrl.types import Estimate, Observation, Rollouts, Start
 
 MIN_SCALE = 1e-3
 """Floor of normalisation scales, so that a constant dimension stays harmless."""
@@ -52,7 +52,8 @@ class LatentConfig:
 
 
 class LatentWorldModel:
-    """Implements `wmrl.types.ImaginedWorld` for robots. `beginnings(starts)` gives the encoded first observation of real starts."""
+    """Implements `wmrl.types.ImaginedWorld` for robots. `beginnings(starts)` gives the encoded first observation of real
+    starts."""
 
     def __init__(
         self,
@@ -70,9 +71,7 @@ class LatentWorldModel:
             self.network = ChunkEnsemble(
                 state_size, chunk_size, members=config.members, width=config.width, blocks=config.blocks
             )
-        self.optimiser = torch.optim.AdamW(
-            self.network.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
-        )
+        self.optimiser = torch.optim.AdamW(self.network.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
         self.version = 0
 
     def environment(self) -> ImaginedEnvironment:
@@ -81,10 +80,11 @@ class LatentWorldModel:
 
     @torch.no_grad()
     def predict(self, rollouts: Rollouts) -> Estimate:
-        """Success of recorded decisions, imagined from the first observation only; decisions past the recorded end do not count.
+        """Success of recorded decisions, imagined from the first observation only; decisions past the recorded end do not
+        count.
 
-        mean (B,): one minus the product of (1 - hazard). epistemic (B,): variance over members. stochastic (B,): zero, since the mean is a
-        probability and not a draw (method: p(1-p) is no noise of the prediction).
+        mean (B,): one minus the product of (1 - hazard). epistemic (B,): variance over members. stochastic (B,): zero, since
+        the mean is a probability and not a draw (method: p(1-p) is no noise of the prediction).
         """
         survival = self.member_hazards(rollouts).neg().add(1.0).prod(dim=-1)
         success = 1.0 - survival
@@ -131,7 +131,8 @@ class LatentWorldModel:
         change, logit = self.network.normalised(state + noise * self.network.state_scale, chunk)
         target = (data.following[rows] - state) / self.network.change_scale
         known = data.continues[rows]
-        change_loss = (functional.smooth_l1_loss(change, target, reduction="none").mean(-1) * known).sum() / known.sum().clamp_min(1)
+        error = functional.smooth_l1_loss(change, target, reduction="none").mean(-1)
+        change_loss = (error * known).sum() / known.sum().clamp_min(1)
         outcome_loss = functional.binary_cross_entropy_with_logits(logit, data.success[rows])
         loss = change_loss + self.config.success_weight * outcome_loss
         self.optimiser.zero_grad(set_to_none=True)
@@ -145,7 +146,8 @@ class LatentWorldModel:
         network.state_mean.copy_(data.state.mean(0))
         network.state_scale.copy_(data.state.std(0).clamp_min(MIN_SCALE))
         rate = data.success.mean().clamp(0.01, 0.99)
-        network.outcome.bias.data.fill_(rate.logit().item())  # begin at the base rate: a model that starts at 0.5 believes in everything
+        # begin at the base rate: a model that starts at 0.5 believes in everything
+        network.outcome.bias.data.fill_(rate.logit().item())
         network.change_scale.copy_((data.following - data.state)[moved].std(0).clamp_min(MIN_SCALE))
 
     def state_dict(self) -> dict[str, Any]:
@@ -175,7 +177,8 @@ class Transitions:
 
     @staticmethod
     def of(rollouts: Rollouts) -> Transitions:
-        """Every decision that was really taken. A chunk that ended in success stops midway: its label counts, its end state does not."""
+        """Every decision that was really taken. A chunk that ended in success stops midway: its label counts, its end state
+        does not."""
         state = states_of(rollouts)
         taken = (rollouts.mask > 0) & rollouts.valid()[:, None]
         last = final_states_of(rollouts)

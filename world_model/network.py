@@ -41,9 +41,14 @@ class MemberBlock(nn.Module):
 class ChunkEnsemble(nn.Module):
     """Predicts, per member, the state after a chunk and the probability that the task is solved within it.
 
-    The success head reads (state, action) rather than the predicted next state: the prototype measured a replay AUROC of 0.87-0.90 with the
-    former and 0.79-0.83 with the latter. The whole chunk goes in, since averages lose the timing of the gripper.
+    The success head reads (state, action) rather than the predicted next state: the prototype measured a replay AUROC of
+    0.87-0.90 with the former and 0.79-0.83 with the latter. The whole chunk goes in, since averages lose the timing of the
+    gripper.
     """
+
+    state_mean: Tensor
+    state_scale: Tensor
+    change_scale: Tensor
 
     def __init__(self, state_size: int, chunk_size: int, *, members: int, width: int, blocks: int) -> None:
         super().__init__()

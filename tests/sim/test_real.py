@@ -164,8 +164,11 @@ def test_finished_rows_are_not_simulated_further(real, stage):
         rewards.append(steps[-1].reward.tolist())
     ended = len(chunks) - 1
     assert [r[0] for r in rewards] == [1.0 if i == ended else 0.0 for i in range(8)]
-    assert all(s.status[0] == Status.SUCCESS and s.alive[0] == 0.0 and (i == ended or s.seconds[0] == 0.0)
-               for i, s in enumerate(steps) if i >= ended)
+    assert all(
+        s.status[0] == Status.SUCCESS and s.alive[0] == 0.0 and (i == ended or s.seconds[0] == 0.0)
+        for i, s in enumerate(steps)
+        if i >= ended
+    )
     kept = [s.observation["pixels/wrist"][0] for s in steps[ended:]]
     assert all(torch.equal(kept[0], k) for k in kept)
     assert steps[-1].status[1] == Status.TIME_LIMIT

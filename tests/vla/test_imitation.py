@@ -15,7 +15,13 @@ from vla.policy import ChunkPolicy, PolicyConfig
 def test_action_windows_stop_at_the_end_of_their_episode() -> None:
     data = make_demonstrations((3, 2))
     chunks, present = data.chunks(3)
-    assert present.tolist() == [[True, True, True], [True, True, False], [True, False, False], [True, True, False], [True, False, False]]
+    assert present.tolist() == [
+        [True, True, True],
+        [True, True, False],
+        [True, False, False],
+        [True, True, False],
+        [True, False, False],
+    ]
     assert torch.equal(chunks[0], data.actions[:3])
     assert torch.equal(chunks[2], data.actions[[2, 2, 2]])
     assert torch.equal(chunks[4], data.actions[[4, 4, 4]])

@@ -71,7 +71,7 @@ def test_sentences_are_told_apart_and_do_not_depend_on_their_batch() -> None:
 def test_a_constant_proprioception_dimension_stays_finite(small_policy: ChunkPolicy) -> None:
     proprio = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
     proprio[:, 2] = 0.0
-    small_policy.encoder.set_statistics(proprio)
+    small_policy.encoder.set_statistics(make_demonstrations().frames, proprio)
     unseen = torch.tensor([[0.0, 0.0, 0.3, 0.0]])
     assert small_policy.encoder.normalise(unseen)[0, 2].item() == 8.0
     assert torch.isfinite(small_policy.encoder.normalise(proprio)).all()

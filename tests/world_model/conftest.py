@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from world_model.latent import LatentConfig, LatentWorldModel
 from wmrl.types import Observation, Rollouts, Start, Status
+from world_model.latent import LatentConfig, LatentWorldModel
 
 FEATURES, PROPRIO, CHUNK, ACTIONS, HORIZON = 4, 2, 2, 3, 4
 STARTS = tuple(Start("toy", seed, "go") for seed in range(400))

@@ -1,4 +1,4 @@
-"""What the exam promises: known answers, folds that never judge their own data, and a veto for a model that believes in everything."""
+"""What the exam promises: known answers, folds that never judge their own data, a veto for a model that believes everything."""
 
 from dataclasses import replace
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.world_model.conftest import HORIZON, STARTS, record_rollouts
+from wmrl.types import Rollouts, Start
 from world_model.exam import Exam, ExamConfig, best_of_group, cross_fit, examine, sign_agreement
-from wmrl.types import Rollouts
 
 
 def grouped() -> Rollouts:
@@ -68,7 +68,8 @@ def test_sign_agreement_and_best_of_group_on_paper() -> None:
 
 
 def test_folds_are_whole_groups_and_cover_everything_once() -> None:
-    real, seen = grouped(), []
+    real = grouped()
+    seen: list[Start] = []
 
     def examine_fold(training: Rollouts, held_out: Rollouts) -> None:
         assert not {s.group_key for s in training.starts} & {s.group_key for s in held_out.starts}

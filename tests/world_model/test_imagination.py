@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from tests.world_model.conftest import ACTIONS, CHUNK, HORIZON, STARTS, beginnings
+from wmrl.types import Status
 from world_model.imagination import ImaginedEnvironment
 from world_model.latent import LatentWorldModel
 from world_model.network import ChunkEnsemble
-from wmrl.types import Status
 
 
 class ConstantHazard(ChunkEnsemble):

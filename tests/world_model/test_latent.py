@@ -1,4 +1,4 @@
-"""What the latent world model promises: it learns dynamics and outcome of whole chunks, failures included, and resumes exactly."""
+"""What the latent world model promises: it learns dynamics and outcome of chunks, failures included, and resumes exactly."""
 
 import copy
 from dataclasses import replace
@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from tests.world_model.conftest import CHUNK, STARTS, advance, build_model, record_rollouts
-from world_model.latent import LatentConfig, LatentWorldModel, Transitions, states_of
 from wmrl.statistics import auroc
 from wmrl.types import Status
+from world_model.latent import LatentConfig, LatentWorldModel, Transitions, states_of
 
 
 def test_transitions_hold_every_taken_decision_and_no_end_state_of_a_success() -> None:
