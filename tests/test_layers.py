@@ -32,6 +32,7 @@ VLA_COMPOSES = {
     "config",
     "evaluation",
     "session",
+    "videos",
     "stages",
 }
 """Entry points and evaluation: files of `vla` that may build worlds and name their configs."""
