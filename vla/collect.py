@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ import torch
 from sim.experts import Demonstration, collect_demonstrations
 from vla.config import RunConfig
 from vla.demonstrations import Demonstrations
-from vla.lerobot_dataset import ACTION, OBJECTS, PROPRIO, check_dataset, write_dataset
+from vla.lerobot_dataset import ACTION, OBJECTS, PROPRIO, check_dataset, read_facts, write_dataset
 from vla.session import Session
 from wmrl.command import run_command
 from wmrl.noise import derive_seed
@@ -22,11 +23,12 @@ def run(session: Session) -> None:
     """Record the demonstrations; a dataset that is there already is checked and kept."""
     if session.dataset.exists() or session.config.base is not None:
         check_dataset(session.dataset)
+        book(session)
         return
     config, task = session.config, session.task
     with stage("collect: scripted demonstrations"):
         with session.ledger.phase("collect"):
-            data = record(session)
+            data, spent = record(session)
         for name in data.constant_dimensions():
             note(f"warning: {name} never changes in the demonstrations; it is kept with a floor on its scale")
         facts = {
@@ -34,16 +36,25 @@ def run(session: Session) -> None:
             "action_noise": config.collect.action_noise,
             "controller": "operational-space deltas",
             "robot": task.robot,
+            "spent": spent,
         }
         environment = session.environment
         names = {ACTION: environment.action_names, PROPRIO: environment.proprio_names, OBJECTS: environment.object_names}
         write_dataset(session.dataset, data, fps=task.control_frequency, robot=task.robot.lower(), names=names, facts=facts)
-        session.save_ledger()
+        book(session)
         note(f"{data.num_episodes} demonstrations, {len(data)} control steps, {len(data) / data.num_episodes:.0f} each")
 
 
-def record(session: Session) -> Demonstrations:
-    """Demonstrations of the run's own training starts, goals in turn; booked in chunks, the unit of a decision."""
+def book(session: Session) -> None:
+    """Book what the dataset says that it cost, once: also when a kill came between the dataset and the ledger."""
+    spent = read_facts(session.dataset).get("spent")
+    if spent and session.config.base is None and not session.ledger.has("demonstrations"):
+        session.ledger.record_counts("demonstrations", **spent)
+        session.save_ledger()
+
+
+def record(session: Session) -> tuple[Demonstrations, dict[str, Any]]:
+    """Demonstrations of the run's own training starts, goals in turn, and what they cost: decisions are chunks."""
     config = session.config
     starts = session.starts("demonstrations", config.collect.demonstrations)
     with Progress("collect", len(starts), unit="episode") as progress:
@@ -58,10 +69,12 @@ def record(session: Session) -> Demonstrations:
     failed = sum(not episode.success for episode in episodes)
     if failed:
         note(f"{failed} of {len(episodes)} scripted episodes failed and are left out")
-    decisions = sum(-(-len(episode.actions) // config.policy.chunk) for episode in episodes)
-    seconds = sum(episode.seconds for episode in episodes)
-    session.ledger.record_counts("demonstrations", decisions=decisions, episodes=len(episodes), seconds=seconds)
-    return join([episode for episode in episodes if episode.success])
+    spent = {
+        "decisions": sum(-(-len(episode.actions) // config.policy.chunk) for episode in episodes),
+        "episodes": len(episodes),
+        "seconds": sum(episode.seconds for episode in episodes),
+    }
+    return join([episode for episode in episodes if episode.success]), spent
 
 
 def join(episodes: Sequence[Demonstration]) -> Demonstrations:

@@ -40,7 +40,6 @@ def run(session: Session) -> None:
             for decoding in DECODINGS:
                 name = f"final-{decoding}"
                 results[name] = evaluate_once(session, final, starts, name=name, key=f"step {latest.step}")
-        session.save_ledger()
         summary = summarise_run(session, results)
         session.run.write_summary(summary)
         for name, records in results.items():
@@ -80,6 +79,7 @@ def _evaluate(
     session.ledger.record(f"evaluation {name}", rollouts, free=True)
     records = episode_records(rollouts, policy=name.rsplit("-", 1)[0], decoding=decoding, chunk=session.config.policy.chunk)
     session.run.write_episodes(name, records, {**summarise(records), "evaluated": wanted})
+    session.save_ledger()
     return records
 
 

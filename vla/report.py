@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Sequence
 
@@ -30,18 +31,25 @@ def run(session: Session) -> None:
 
 
 def record_videos(session: Session) -> None:
-    """Base and final policy on the same validation starts, and the final policy's twins where there is a world model."""
+    """Base and final policy on the same validation starts, and the final policy's twins where there is a world model.
+
+    Written beside `videos` and renamed at the end, so that a killed report makes all of them again.
+    """
+    draft = session.run.path / ".videos"
+    shutil.rmtree(draft, ignore_errors=True)
     config = session.config
     starts = evaluation_starts(config.task, "validation", min(config.evaluate.videos, config.simulator.width))
     latest = load_latest(session.run.checkpoints)
     assert latest is not None
     final = freeze_encoder(read_policy(latest.pretrained))
-    real_videos(session, session.base_policy(), starts, "base")
-    real_videos(session, final, starts, "final")
+    real_videos(session, draft, session.base_policy(), starts, "base")
+    real_videos(session, draft, final, starts, "final")
     if config.train.correction.mode != "real":
         model = load_model(session, final, session.encoded(final))
         model.load_state_dict(latest.state["imagination"])
-        real_beside_imagined(session, final, model, starts)
+        real_beside_imagined(session, draft, final, model, starts)
+    shutil.rmtree(session.run.videos, ignore_errors=True)
+    draft.replace(session.run.videos)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -22,7 +22,7 @@ from vla.policy import ChunkPolicy
 from wmrl.files import read_json
 from wmrl.ledger import Ledger
 from wmrl.run_folder import RunFolder
-from wmrl.types import Start
+from wmrl.types import Rollouts, Start
 
 PURPOSES = {"demonstrations": 0, "base rollouts": 2_000, "perturbed demonstrations": 6_000, "training": 10_000}
 """Where each purpose's starts begin within the training starts of a run seed, so that none is used for two."""
@@ -99,6 +99,12 @@ class Session:
         """Write env.json; a run that continues on other versions says so."""
         prepare()
         self.run.write_environment(golden_trajectory_hash(self.task))
+
+    def book_once(self, purpose: str, rollouts: Rollouts) -> None:
+        """Book what is made once a run and then read from its file, also when a kill came between the file and the ledger."""
+        if not self.ledger.has(purpose):
+            self.ledger.record(purpose, rollouts)
+            self.save_ledger()
 
     def save_ledger(self) -> None:
         """Write ledger.json."""

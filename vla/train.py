@@ -74,15 +74,10 @@ def build(session: Session, policy: ChunkPolicy) -> Trainer:
 def begin(session: Session, trainer: Trainer) -> None:
     """What every run starts from: the base rollouts as a first real update, the exam's pairs as first evidence, the exam's
     veto."""
-    config, parts = session.config, trainer.parts
+    parts = trainer.parts
     base = base_rollouts(session)
-    if config.base is not None:
-        parts.ledger.record("base rollouts", base)
     if parts.correction.uses_model:
-        perturbed = perturbed_demonstrations(session)
-        if config.base is not None:
-            parts.ledger.record("perturbed demonstrations", perturbed)
-        parts.buffer.add(perturbed)
+        parts.buffer.add(perturbed_demonstrations(session))
         twin = load_rollouts(session.world_model / "exam_twin.safetensors")
         parts.correction.seed_evidence(twin, load_rollouts(session.world_model / "exam_real.safetensors"))
         parts.correction.veto(read_exam(session).verdict == "RED")
@@ -111,14 +106,15 @@ class StartPool:
 
 
 def save(session: Session, trainer: Trainer, policy: Any) -> None:
-    """A checkpoint after every step, then the ledger: a kill loses at most the step that was running."""
+    """The ledger, then a checkpoint, after every step: a kill loses at most the step that was running. A resumed run takes the
+    checkpoint's ledger; written the other way round, a kill in between would leave the last step unbooked."""
     task = session.task
 
     def policy_files(folder: Path) -> None:
         write_policy(folder, policy, fps=task.control_frequency, robot=task.robot.lower())
 
-    save_checkpoint(session.run.checkpoints, trainer.step_index, policy_files=policy_files, state=trainer.state_dict())
     session.save_ledger()
+    save_checkpoint(session.run.checkpoints, trainer.step_index, policy_files=policy_files, state=trainer.state_dict())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

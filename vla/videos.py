@@ -30,16 +30,14 @@ DECISIONS_PER_SECOND = 2.5
 
 
 def write_video(path: Path, frames: np.ndarray, fps: float) -> None:
-    """Frames (N, V, V, 3) uint8 as H.264, readable by every browser; written beside the target and renamed."""
+    """Frames (N, V, V, 3) uint8 as H.264, readable by every browser."""
     import imageio.v3 as iio
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".draft-{path.name}")
-    iio.imwrite(draft, frames, plugin="pyav", codec="libx264", fps=round(fps) or 1)
-    draft.replace(path)
+    iio.imwrite(path, frames, plugin="pyav", codec="libx264", fps=round(fps) or 1)
 
 
-def real_videos(session: Session, policy: ChunkPolicy, starts: Sequence[Start], name: str) -> None:
+def real_videos(session: Session, folder: Path, policy: ChunkPolicy, starts: Sequence[Start], name: str) -> None:
     """One full-quality video per start of the greedy policy in the real world."""
     environment = session.environment
     environment.record_frames(list(range(len(starts))), size=SIZE, full=True)
@@ -48,7 +46,7 @@ def real_videos(session: Session, policy: ChunkPolicy, starts: Sequence[Start], 
     environment.record_frames([])
     for row, start in enumerate(starts):
         outcome = "success" if rollouts.returns()[row] > 0.5 else "failure"
-        path = session.run.videos / f"{name} - real - {start.instruction} - start {start.seed} - {outcome}.mp4"
+        path = folder / f"{name} - real - {start.instruction} - start {start.seed} - {outcome}.mp4"
         write_video(path, frames[row], session.task.control_frequency)
 
 
@@ -74,7 +72,9 @@ def fitted_decoder(session: Session) -> FrameDecoder:
     return decoder
 
 
-def real_beside_imagined(session: Session, policy: ChunkPolicy, model: LatentWorldModel, starts: Sequence[Start]) -> None:
+def real_beside_imagined(
+    session: Session, folder: Path, policy: ChunkPolicy, model: LatentWorldModel, starts: Sequence[Start]
+) -> None:
     """Twins, frame by frame at every decision: left the real world, right the imagined one, decoded; same start, same noise."""
     world: EncodedEnvironment = session.encoded(policy)
     members = [0] * len(starts)
@@ -92,4 +92,4 @@ def real_beside_imagined(session: Session, policy: ChunkPolicy, model: LatentWor
         frames = np.concatenate(rows, axis=1).repeat(3, axis=1).repeat(3, axis=2)
         success, imagined = real.returns()[row], twin.returns()[row]
         title = f"real | imagined - {start.instruction} - start {start.seed} - real {success:.0f}, imagined {imagined:.2f}.mp4"
-        write_video(session.run.videos / title.replace("|", "beside"), frames, DECISIONS_PER_SECOND)
+        write_video(folder / title.replace("|", "beside"), frames, DECISIONS_PER_SECOND)

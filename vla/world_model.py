@@ -66,10 +66,9 @@ def base_rollouts(session: Session) -> Rollouts:
         )
         with session.ledger.phase("base rollouts"):
             rollouts = collect(session.encoded(policy), policy, starts, members, seed=base_seed(config), record=FRAMES)
-        session.ledger.record("base rollouts", rollouts)
         save_rollouts(path, rollouts)
-        session.save_ledger()
     rollouts = load_rollouts(path)
+    session.book_once("base rollouts", rollouts)
     note(f"base policy, sampled: {rollouts.returns().mean():.2f} success on {len(rollouts)} training rollouts")
     return without_inputs(rollouts, FRAMES)
 
@@ -82,10 +81,9 @@ def perturbed_demonstrations(session: Session) -> Rollouts:
         with session.ledger.phase("perturbed demonstrations"):
             raw = perturbed_rollouts(session.environment, starts, seed=derive_seed(config.seed, "perturbed") % 2**32)
         rollouts = encode_rollouts(raw, session.base_policy())
-        session.ledger.record("perturbed demonstrations", rollouts)
         save_rollouts(path, rollouts)
-        session.save_ledger()
     rollouts = load_rollouts(path)
+    session.book_once("perturbed demonstrations", rollouts)
     note(f"perturbed demonstrations: {rollouts.returns().mean():.2f} success on {len(rollouts)} rollouts")
     return rollouts
 

@@ -34,6 +34,10 @@ class Ledger:
         """Book what was not played as rollouts, such as demonstrations."""
         self._add(self._imagined if imagined else self._real, purpose, decisions, episodes, seconds)
 
+    def has(self, purpose: str) -> bool:
+        """Whether anything real was booked under `purpose`: what a killed run made, but could not book, is booked later."""
+        return purpose in self._real
+
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Time a phase; wall and CPU seconds add up over the run."""
