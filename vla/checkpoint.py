@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from vla.policy import ChunkPolicy, PolicyConfig
-from wmrl.files import write_json
+from wmrl.files import read_json, write_json
 
 POLICY_TYPE = "wmrl_chunk"
 
@@ -44,10 +43,14 @@ def read_policy(folder: Path) -> ChunkPolicy:
     config_path, weights_path = folder / "config.json", folder / "model.safetensors"
     if not config_path.is_file() or not weights_path.is_file():
         raise ValueError(f"expected config.json and model.safetensors in {folder}; name a checkpoint's pretrained_model folder")
-    values = json.loads(config_path.read_text())
+    values = read_json(config_path)
     if values.get("type") != POLICY_TYPE:
         raise ValueError(f"expected a policy of type {POLICY_TYPE} in {folder}, got {values.get('type')!r}")
-    policy = ChunkPolicy(PolicyConfig.from_dict(values["policy"]))
+    try:
+        config = PolicyConfig.from_dict(values["policy"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"expected every setting of a policy and no other in {config_path}, got {error!r}") from error
+    policy = ChunkPolicy(config)
     try:
         weights = load_file(weights_path)
     except SafetensorError as error:

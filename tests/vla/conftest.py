@@ -1,8 +1,11 @@
-"""Small robot data for the tests of the policy: random frames, real shapes."""
+"""Small robot data for the tests of the policy (random frames, real shapes), and the real world."""
+
+from collections.abc import Iterator
 
 import pytest
 import torch
 
+from sim.real import RealEnvironment
 from vla.demonstrations import Demonstrations
 from vla.encoder import EncoderConfig
 from vla.policy import ChunkPolicy, PolicyConfig
@@ -40,3 +43,19 @@ def small_policy(small_config: PolicyConfig) -> ChunkPolicy:
     """Seeded weights."""
     torch.manual_seed(0)
     return ChunkPolicy(small_config)
+
+
+@pytest.fixture(scope="session")
+def real() -> Iterator[RealEnvironment]:
+    """The real world, four rows in two workers."""
+    with RealEnvironment("lift_cube", width=4, num_workers=2) as environment:
+        yield environment
+
+
+@pytest.fixture(scope="session")
+def camera_policy(real: RealEnvironment) -> ChunkPolicy:
+    """Seeded weights in the shapes of the real world."""
+    encoder = EncoderConfig(proprio_size=real.proprio_size, object_size=real.object_size)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return ChunkPolicy(PolicyConfig(encoder=encoder)).eval()
