@@ -111,7 +111,7 @@ def serve(connection: Connection) -> None:
     while True:
         try:
             message = connection.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):  # the parent has closed the pipe, or was killed
             break
         if message is None:
             break

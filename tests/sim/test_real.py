@@ -248,15 +248,18 @@ def test_without_opengl_the_error_names_the_packages(monkeypatch):
         choose_platform()
 
 
-def test_workers_end_when_their_parent_is_killed(task):
+@pytest.mark.parametrize("unread", [0, 1])
+def test_workers_end_quietly_when_their_parent_is_killed(task, unread):
     code = (
-        "import os, sys; from sim.workers import WorkerPool; from tasks.task import get_task\n"
+        "import os, sys, time; from sim.workers import WorkerPool; from tasks.task import get_task\n"
         "pool = WorkerPool(1, (get_task('lift_cube'), 8, 64), 60.0)\n"
         "print(pool.exchange({0: [('ping', {})]})[0][0], flush=True)\n"
+        f"for _ in range({unread}): pool._workers[0].connection.send(('ping', {{}})); time.sleep(0.5)\n"
         "os.kill(os.getpid(), 9)\n"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120)
+    assert done.stderr == ""
     pid, deadline = int(done.stdout), time.monotonic() + 20
     while time.monotonic() < deadline:
         try:
