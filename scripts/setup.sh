@@ -45,7 +45,10 @@ find_uv() {
 python_candidates() {
     type -P -a "python$PYTHON_VERSION" python3 || true
     local root
-    for root in "${PYENV_ROOT:-}" "$(pyenv root 2>/dev/null || true)" "$HOME/.pyenv"; do
+    local -a roots=("${PYENV_ROOT:-}" "$(pyenv root 2>/dev/null || true)" "$HOME/.pyenv")
+    # With another HOME and no PYENV_ROOT, pyenv does not know its own versions; its shims on PATH lie beside them.
+    while read -r root; do roots+=("${root%/shims/*}"); done < <(type -P -a python3 python | grep /shims/ || true)
+    for root in "${roots[@]}"; do
         [[ -n "$root" ]] && compgen -G "$root/versions/$PYTHON_VERSION*/bin/python" | sort -rV || true
     done
 }
@@ -88,6 +91,8 @@ ensure_rendering() {
 
 main() {
     export HOME="${HOME:-$PWD/$BOOTSTRAP/home}"
+    # uv brings certificates of its own; a network with its own root is known to the system's only.
+    [[ ! -s /etc/ssl/certs/ca-certificates.crt ]] || export UV_SYSTEM_CERTS="${UV_SYSTEM_CERTS:-1}"
     local python
     python="$(find_python || true)"
     UV="$(find_uv "$python")" || fail "expected uv or a Python with pip, found neither. Install one: apt-get install python3-venv"
