@@ -9,6 +9,7 @@ from tasks.task import get_task
 from vla.imitation import ImitationConfig
 from vla.policy import PolicyConfig
 from wmrl.correction import CorrectionConfig
+from wmrl.critic import CriticConfig
 from wmrl.objective import ObjectiveConfig
 from world_model.decoder import DecoderConfig
 from world_model.exam import ExamConfig
@@ -33,8 +34,10 @@ class SimulatorConfig:
 
 @dataclass(frozen=True)
 class CollectConfig:
-    """Scripted demonstrations, half of them for each goal. `action_noise` is the deviation of the executed from the commanded
-    action."""
+    """Scripted demonstrations, goals in turn; an episode in which the expert fails is left out.
+
+    `action_noise` is the deviation of the executed from the commanded action.
+    """
 
     demonstrations: int = 100
     action_noise: float = 0.2
@@ -59,8 +62,8 @@ class WorldModelConfig:
     def __post_init__(self) -> None:
         if self.base_groups < self.exam.folds:
             raise ValueError(f"expected at least {self.exam.folds} base groups (one per exam fold), got {self.base_groups}")
-        if self.perturbed < 0:
-            raise ValueError(f"expected perturbed >= 0, got {self.perturbed}")
+        if self.perturbed < 1:
+            raise ValueError(f"expected perturbed >= 1 (the model must see failures near success), got {self.perturbed}")
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,8 @@ class TrainConfig:
     refresh_every: int = 2
     """Steps between fits of the world model."""
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
-    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    objective: ObjectiveConfig = field(default_factory=lambda: ObjectiveConfig(learning_rate=2e-4))
+    critic: CriticConfig = field(default_factory=CriticConfig)
 
     def __post_init__(self) -> None:
         for name in ("steps", "refresh_every", "imagined_starts"):
@@ -121,7 +125,6 @@ class RunConfig:
     base: Path | None = None
     seed: int = 0
     threads: int = 2
-    device: str = "cpu"
     task: str = "lift_cube"
     simulator: SimulatorConfig = field(default_factory=SimulatorConfig)
     collect: CollectConfig = field(default_factory=CollectConfig)

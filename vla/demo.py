@@ -18,7 +18,6 @@ STAGES = (collect, sft, world_model, train, evaluate, report)
 def run(session: Session) -> None:
     """All stages; each leaves out what its folder already holds."""
     began = time.monotonic()
-    session.record_environment()
     for module in STAGES:
         module.run(session)
     note(f"{session.run.path}: done after {duration(time.monotonic() - began)}")

@@ -53,8 +53,7 @@ class EncoderConfig:
 class ImageTokens(nn.Module):
     """One camera's frame (B, S, S, 3) uint8 as tokens that say *where* things are: each token reads the soft-argmax positions
     of some learned channels (spatial softmax, Levine et al. 2016, arXiv 1504.00702). The instruction scales the channels (FiLM,
-    Perez et al. 2018, arXiv 1709.07871). Patch tokens without either needed several times the demonstrations to find a cube of
-    three pixels.
+    Perez et al. 2018, arXiv 1709.07871).
     """
 
     mean: Tensor

@@ -17,6 +17,7 @@ from wmrl.command import run_command
 from wmrl.files import read_json, read_json_lines
 from wmrl.ledger import Ledger
 from wmrl.progress import note, stage
+from wmrl.state_codec import state_hash
 from wmrl.types import Start
 
 DECODINGS = {"greedy": True, "sampled": False}
@@ -33,16 +34,17 @@ def run(session: Session) -> None:
         if config.evaluate.base:
             base = session.base_policy()
             for decoding in DECODINGS:
-                results[f"base-{decoding}"] = evaluate_once(session, base, starts, name=f"base-{decoding}", key="base")
+                results[f"base-{decoding}"] = evaluate_once(session, base, starts, name=f"base-{decoding}")
             results["base-swapped"] = evaluate_swapped(session, base, starts[: config.evaluate.swap_episodes])
         if latest is not None:
             final = read_policy(latest.pretrained)
             for decoding in DECODINGS:
-                name = f"final-{decoding}"
-                results[name] = evaluate_once(session, final, starts, name=name, key=f"step {latest.step}")
+                results[f"final-{decoding}"] = evaluate_once(session, final, starts, name=f"final-{decoding}")
         summary = summarise_run(session, results)
         session.run.write_summary(summary)
         for name, records in results.items():
+            if not records:
+                continue
             numbers = summarise(records)
             low, high = numbers["interval"]
             note(f"{name}: {numbers['success_at_end']:.3f} [{low:.3f}, {high:.3f}], n {numbers['episodes']}")
@@ -53,9 +55,9 @@ def run(session: Session) -> None:
             note(f"final minus base, greedy: {test['difference']:+.3f} [{low:+.3f}, {high:+.3f}], {rest}")
 
 
-def evaluate_once(session: Session, policy: ChunkPolicy, starts: Sequence[Start], *, name: str, key: str) -> Records:
+def evaluate_once(session: Session, policy: ChunkPolicy, starts: Sequence[Start], *, name: str) -> Records:
     """Records of one policy and decoding; read from the folder when the same policy was evaluated on the same starts before."""
-    return _evaluate(session, session.encoded(policy), policy, starts, name=name, key=key)
+    return _evaluate(session, session.encoded(policy), policy, starts, name=name)
 
 
 def evaluate_swapped(session: Session, policy: ChunkPolicy, starts: Sequence[Start]) -> Records:
@@ -63,14 +65,15 @@ def evaluate_swapped(session: Session, policy: ChunkPolicy, starts: Sequence[Sta
     if not starts or len(session.task.goals) < 2:
         return []
     world = told_the_other_goal(session.encoded(policy), [text for _, text in session.task.goals])
-    return _evaluate(session, world, policy, starts, name="base-swapped", key="base told the other goal")
+    return _evaluate(session, world, policy, starts, name="base-swapped")
 
 
 def _evaluate(
-    session: Session, world: EncodedEnvironment, policy: ChunkPolicy, starts: Sequence[Start], *, name: str, key: str
+    session: Session, world: EncodedEnvironment, policy: ChunkPolicy, starts: Sequence[Start], *, name: str
 ) -> Records:
     folder = session.run.evaluation(name)
-    wanted = {"policy": key, "episodes": len(starts), "first_start": starts[0].scene_hash}
+    weights = state_hash({key: tensor.detach() for key, tensor in policy.state_dict().items()})
+    wanted = {"weights": weights, "told": world.told, "episodes": len(starts), "first_start": starts[0].scene_hash}
     if (folder / "summary.json").exists() and read_json(folder / "summary.json").get("evaluated") == wanted:
         return read_json_lines(folder / "episodes.jsonl")
     decoding = name.rsplit("-", 1)[-1]

@@ -11,8 +11,8 @@ from torch import Tensor
 from wmrl.types import Rollouts
 
 EARLY = 3
-"""Decisions that count. A success takes at least this many, so these features cannot know the outcome; a real rollout that ends
-with its success would otherwise betray it by its length."""
+"""Decisions that count. The scripted expert needs 23 control steps at least, three chunks, so these features cannot know the
+outcome; a real rollout that ends with its success would otherwise betray it by its length."""
 
 NUM_FEATURES = 8
 

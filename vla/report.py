@@ -23,7 +23,11 @@ def run(session: Session) -> None:
     config = session.config
     with stage("report"):
         latest = load_latest(session.run.checkpoints)
-        if latest is not None and config.evaluate.videos and not any(session.run.videos.glob("*.mp4")):
+        if (
+            latest is not None
+            and config.evaluate.videos
+            and not any(session.run.videos.glob(f"final after step {latest.step} *"))
+        ):
             with session.ledger.phase("videos"):
                 record_videos(session)
             session.save_ledger()
@@ -43,7 +47,7 @@ def record_videos(session: Session) -> None:
     assert latest is not None
     final = freeze_encoder(read_policy(latest.pretrained))
     real_videos(session, draft, session.base_policy(), starts, "base")
-    real_videos(session, draft, final, starts, "final")
+    real_videos(session, draft, final, starts, f"final after step {latest.step}")
     if config.train.correction.mode != "real":
         model = load_model(session, final, session.encoded(final))
         model.load_state_dict(latest.state["imagination"])

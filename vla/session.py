@@ -19,6 +19,7 @@ from vla.checkpoint import read_policy
 from vla.config import STARTS_PER_SEED, RunConfig
 from vla.encoded import EncodedEnvironment
 from vla.policy import ChunkPolicy
+from wmrl.config import load_resolved
 from wmrl.files import read_json
 from wmrl.ledger import Ledger
 from wmrl.run_folder import RunFolder
@@ -38,6 +39,8 @@ class Session:
         self.config = config
         self.task: Task = get_task(config.task)
         torch.set_num_threads(config.threads)
+        if config.base is not None:
+            check_base(config, config.base)
         self.run = RunFolder(config.folder, config, may_grow=("train.steps",), may_change=MAY_CHANGE)
         self.ledger = Ledger()
         if self.run.ledger_path.exists():
@@ -45,7 +48,9 @@ class Session:
 
     @cached_property
     def environment(self) -> RealEnvironment:
-        """The real world in camera observations."""
+        """The real world in camera observations. Its first use records in env.json what results depend on."""
+        prepare()
+        self.run.write_environment(golden_trajectory_hash(self.task))
         policy, simulator = self.config.policy, self.config.simulator
         return RealEnvironment(
             self.task,
@@ -82,6 +87,12 @@ class Session:
 
     def starts(self, purpose: str, count: int, offset: int = 0) -> list[Start]:
         """`count` training starts of this run seed for one purpose, checked against the frozen test and validation starts."""
+        following = [begin for begin in (*PURPOSES.values(), STARTS_PER_SEED) if begin > PURPOSES[purpose]]
+        room = min(following) - PURPOSES[purpose]
+        if offset + count > room:
+            raise ValueError(
+                f"expected at most {room} starts for {purpose} (each purpose has its own), got {offset + count}; use fewer"
+            )
         begin = self.config.seed * STARTS_PER_SEED + PURPOSES[purpose] + offset
         starts = make_starts(self.task, "train", count, begin)
         for split in ("validation", "test"):
@@ -94,11 +105,6 @@ class Session:
         if not folder.exists():
             raise ValueError(f"expected an imitation policy in {self.imitation}, found none; run `wmrl-sft` first")
         return freeze_encoder(read_policy(folder.resolve()))
-
-    def record_environment(self) -> None:
-        """Write env.json; a run that continues on other versions says so."""
-        prepare()
-        self.run.write_environment(golden_trajectory_hash(self.task))
 
     def book_once(self, purpose: str, rollouts: Rollouts) -> None:
         """Book what is made once a run and then read from its file, also when a kill came between the file and the ledger."""
@@ -121,6 +127,19 @@ class Session:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self.close()
+
+
+def check_base(config: RunConfig, base: Path) -> None:
+    """Refuse a base run that was made under other settings than this run claims."""
+    path = base / "config.yaml"
+    if not path.is_file():
+        raise ValueError(f"expected a run folder with config.yaml as base, found none at {base}; run the first stages there")
+    other = load_resolved(path, RunConfig)
+    for name in ("seed", "task", "policy", "collect", "imitate", "world_model"):
+        if getattr(other, name) != getattr(config, name):
+            raise ValueError(
+                f"expected the base run {base} to have the same {name}, it has another; give the same settings as there"
+            )
 
 
 def freeze_encoder(policy: ChunkPolicy) -> ChunkPolicy:

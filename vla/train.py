@@ -12,6 +12,7 @@ import torch
 from vla.checkpoint import write_policy
 from vla.config import RunConfig
 from vla.features import NUM_FEATURES, early_behaviour
+from vla.lerobot_dataset import read_facts
 from vla.policy import ChunkPolicy
 from vla.session import Session
 from vla.world_model import base_rollouts, load_model, perturbed_demonstrations, read_exam
@@ -19,6 +20,7 @@ from wmrl.buffer import Buffer
 from wmrl.checkpoint import load_latest, save_checkpoint
 from wmrl.command import run_command
 from wmrl.correction import Correction
+from wmrl.critic import CrossFittedCritic
 from wmrl.noise import derive_seed
 from wmrl.pairing import Twin
 from wmrl.progress import Progress, note, stage
@@ -67,6 +69,9 @@ def build(session: Session, policy: ChunkPolicy) -> Trainer:
         starts=StartPool(session),
         buffer=Buffer(),
         ledger=session.ledger,
+        critic=CrossFittedCritic(config.train.critic, num_decisions=real.max_decisions)
+        if config.train.critic.enabled
+        else None,
     )
     return Trainer(TrainerConfig(seed=config.seed, refresh_every=config.train.refresh_every), parts, config.train.objective)
 
@@ -76,6 +81,9 @@ def begin(session: Session, trainer: Trainer) -> None:
     veto."""
     parts = trainer.parts
     base = base_rollouts(session)
+    spent = read_facts(session.dataset).get("spent")
+    if spent and not parts.ledger.has("demonstrations"):
+        parts.ledger.record_counts("demonstrations", **spent)
     if parts.correction.uses_model:
         parts.buffer.add(perturbed_demonstrations(session))
         twin = load_rollouts(session.world_model / "exam_twin.safetensors")

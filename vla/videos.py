@@ -1,4 +1,5 @@
-"""Videos for the report: the policy in the real world, and the same decisions really executed beside how they were imagined.
+"""Videos for the report: the greedy policy in the real world, and twins side by side: a real and an imagined rollout, both
+sampled, from one start with one noise (their decisions part as soon as what they see does).
 
 Shape legend: N frames, V side of a video frame, T decisions.
 """

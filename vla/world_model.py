@@ -26,6 +26,7 @@ from world_model.exam import Exam, cross_fit, merge
 from world_model.latent import LatentWorldModel, Transitions
 
 FRAMES = ("pixels/agentview", "pixels/wrist")
+PLANNING = "perturbed demonstrations, looking ahead"
 
 
 def run(session: Session) -> None:
@@ -77,13 +78,18 @@ def perturbed_demonstrations(session: Session) -> Rollouts:
     """Expert episodes led astray on purpose, chunk by chunk, so that the model sees failures near success."""
     config, path = session.config, session.world_model / "perturbed.safetensors"
     if not path.exists():
-        starts = session.starts("perturbed demonstrations", max(config.world_model.perturbed, 1))
+        starts = session.starts("perturbed demonstrations", config.world_model.perturbed)
         with session.ledger.phase("perturbed demonstrations"):
             raw = perturbed_rollouts(session.environment, starts, seed=derive_seed(config.seed, "perturbed") % 2**32)
         rollouts = encode_rollouts(raw, session.base_policy())
         save_rollouts(path, rollouts)
     rollouts = load_rollouts(path)
     session.book_once("perturbed demonstrations", rollouts)
+    if not session.ledger.has(
+        PLANNING
+    ):  # the expert looks one chunk ahead in the simulator and takes it back: executed, so counted
+        session.ledger.record_counts(PLANNING, decisions=rollouts.num_decisions(), episodes=0, seconds=0.0)
+        session.save_ledger()
     note(f"perturbed demonstrations: {rollouts.returns().mean():.2f} success on {len(rollouts)} rollouts")
     return rollouts
 

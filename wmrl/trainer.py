@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +14,7 @@ from wmrl.buffer import Buffer
 from wmrl.collect import collect, expand
 from wmrl.correction import Anchors, Correction, Plan
 from wmrl.correction.correction import StartSource
+from wmrl.critic import CrossFittedCritic
 from wmrl.ledger import Ledger
 from wmrl.noise import derive_seed
 from wmrl.objective import Objective, ObjectiveConfig, TrainablePolicy
@@ -55,6 +56,7 @@ class Parts:
     starts: StartSource
     buffer: Buffer
     ledger: Ledger
+    critic: CrossFittedCritic | None = None
 
 
 class Trainer:
@@ -100,11 +102,12 @@ class Trainer:
             )
             ledger.record("anchors", real)
         with ledger.phase("update"):
+            real = self._judged(real)
             batch = correction.correct(plan, anchors, imagined, real, same_samples=parts.pairing.same_samples)
             numbers = self._objective.update(batch.sources, seed=self._seed("minibatches"))
             correction.update(imagined, real)  # only now may these outcomes move the state
         extra = self._extra_updates(plan)
-        parts.buffer.add(real)
+        parts.buffer.add(replace(real, values=None))
         with ledger.phase("fit"):
             losses = self._refresh()
         record = {
@@ -137,11 +140,16 @@ class Trainer:
         starts = tuple({start.group_key: start for start in real.starts}.values())
         plan, anchors = Plan(-1, self.config.seed, starts, ()), Anchors(starts, (1.0,) * len(starts))
         with self.parts.ledger.phase("update"):
+            real = self._judged(real)
             batch = self.parts.correction.correct(plan, anchors, None, real, same_samples=False)
             numbers = self._objective.update(batch.sources, seed=self._seed("warm start"))
             self.parts.correction.update(None, real)
-        self.parts.buffer.add(real)
+        self.parts.buffer.add(replace(real, values=None))
         return numbers
+
+    def _judged(self, real: Rollouts) -> Rollouts:
+        """Real rollouts with the critic's values, where there is a critic."""
+        return real if self.parts.critic is None else self.parts.critic.judge(real, seed=self._seed("critic"))
 
     def _seed(self, *purpose: int | str) -> int:
         return derive_seed(self.config.seed, self.step_index, *purpose)
@@ -216,6 +224,7 @@ class Trainer:
             "imagination": parts.imagination.state_dict() if parts.imagination else None,
             "buffer": parts.buffer.state_dict(),
             "ledger": parts.ledger.state_dict(),
+            "critic": parts.critic.state_dict() if parts.critic else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -234,6 +243,8 @@ class Trainer:
             parts.imagination.load_state_dict(state["imagination"])
         parts.buffer.load_state_dict(state["buffer"])
         parts.ledger.load_state_dict(state["ledger"])
+        if parts.critic is not None:
+            parts.critic.load_state_dict(state["critic"])
 
 
 def _frozen_copy(policy: TrainablePolicy) -> TrainablePolicy:

@@ -36,8 +36,6 @@ class LatentConfig:
     """How often the first fit sees every transition."""
     refresh_passes: float = 12.0
     success_weight: float = 1.0
-    rollout_weight: float = 0.0
-    """Weight of the loss on the outcome of whole imagined replays, next to the one-chunk losses."""
     input_noise: float = 0.05
     """Deviation of the noise on input states, in units of their deviation: the model must survive its own errors."""
 

@@ -91,7 +91,7 @@ def test_what_an_earlier_stage_should_have_made_is_asked_for_by_its_command(shel
     for command in ("world-model", "train", "eval"):
         assert re.search("expected an imitation policy in .*; run `wmrl-sft` first", shell.refusal(command)), command
     sentence = shell.refusal("train", "name=arm", f"base={shell.runs / 'nowhere'}")
-    assert re.search("expected an imitation policy in .*nowhere.*, found none", sentence)
+    assert re.search("expected a run folder with config.yaml as base, found none at .*nowhere", sentence)
 
 
 def test_a_run_folder_with_other_settings_is_refused_by_key(shell: Shell) -> None:

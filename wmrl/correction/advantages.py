@@ -96,6 +96,21 @@ def lambda_advantages(rewards: Tensor, values: Tensor, mask: Tensor, *, decay: f
     return result
 
 
+def real_advantages(real: Rollouts, *, decay: float) -> Tensor:
+    """(B, T) of real rollouts, float64: by the critic's `values` where there are some, else leave-one-out.
+
+    With values, TD(lambda) residuals give each decision the change it made to the expected outcome (`decay` 1: outcome minus
+    value, no credit between decisions). A deadline belongs to the task, so nothing is bootstrapped beyond it.
+    """
+    if real.values is None:
+        return advantages(real)
+    bootstrap = torch.zeros(len(real), dtype=torch.float64)
+    result = lambda_advantages(
+        real.rewards.double(), real.values.double(), real.mask.double(), decay=decay, bootstrap=bootstrap
+    )
+    return torch.where(real.valid()[:, None] & (real.mask > 0), result, 0.0)
+
+
 def uninformative_groups(rollouts: Rollouts) -> tuple[int, int]:
     """(groups whose valid members all have one return, all groups): the first make no policy gradient and are shown in the
     log."""

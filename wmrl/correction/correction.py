@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from wmrl.correction.advantages import TaskScale, advantages, group_sum, task_key, uninformative_groups
+from wmrl.correction.advantages import TaskScale, advantages, group_sum, real_advantages, task_key, uninformative_groups
 from wmrl.correction.anchors import Anchors, inclusion_probabilities, systematic_sample
 from wmrl.correction.combine import (
     MODEL_ONLY,
@@ -85,8 +85,11 @@ class Correction:
         count, total = self.config.real_groups, len(plan.starts)
         if imagined is None:
             return Anchors(plan.starts, (1.0,) * total)
-        scores = np.ones(total) if self.config.mode == "model" else self._anchor_scores(imagined)
-        probabilities = inclusion_probabilities(scores, count, self.config.uniform_share)
+        if self.config.mode == "model" or self.combination() == REAL_ONLY:
+            # No prediction has a say: the step's first starts, drawn at random already, are what real-only RL would execute.
+            # A run whose gate stays shut is then real-only RL to the last bit.
+            return Anchors(plan.starts[:count], (count / total,) * count)
+        probabilities = inclusion_probabilities(self._anchor_scores(imagined), count, self.config.uniform_share)
         generator = np.random.default_rng(derive_seed(plan.seed, plan.step, "anchors"))
         chosen = systematic_sample(probabilities, [task_key(s) for s in plan.starts], generator)
         return Anchors(tuple(plan.starts[k] for k in chosen), tuple(float(probabilities[k]) for k in chosen))
@@ -112,7 +115,7 @@ class Correction:
         weights = self._anchor_weights(anchors, real, len(plan.starts))
         same, groups = uninformative_groups(real)
         info = {"groups_without_information": float(same), "groups": float(groups)}
-        a_real = advantages(real) / self._scale(real.starts)[:, None]
+        a_real = real_advantages(real, decay=self.config.value_decay) / self._scale(real.starts)[:, None]
         if imagined is None:
             coefficients = self._clipped(real_coefficients(a_real, weights, REAL_ONLY), info)
             return Batch((Weighted(real, coefficients),), {**info, "kappa": 0.0, "l": 0.0, "mass_real": mass(coefficients)})
@@ -172,7 +175,7 @@ class Correction:
         self.trust.update(0.0)
 
     def veto(self, vetoed: bool) -> None:
-        """The exam's verdict: a vetoed model is distrusted, whatever the anchors say, until an exam is passed."""
+        """The exam's verdict: a vetoed model is distrusted, whatever the anchors say, and nothing lifts it within a run."""
         self.trust.vetoed = vetoed
 
     def model_refreshed(self) -> None:

@@ -31,9 +31,10 @@ class CorrectionConfig:
     inverse-variance
                     weights. auto: as trust allows.
     gate            mode auto only: `open` forces the fusing state, `shut` forces real-only
+    value_decay     lambda of the critic's advantages of real rollouts; 1 gives no credit between decisions
     debias, denoise switches for ablations; without denoise l = 1 and every baseline is the plain leave-one-out mean
     group_size      members of a group (G)
-    real_groups     groups executed per step in every mode (n): equal steps are equal real decisions
+    real_groups     groups executed per step in every mode (n): equal steps are equal real episodes
     imagined_groups groups imagined per step (m), among which the anchors are chosen
     dose, max_dose  extra imagined updates per step in modes model and fusion; their bound in auto
     kappa_cap       most weight that auto puts on the model's own mean
@@ -54,6 +55,7 @@ class CorrectionConfig:
     kappa_cap: float = 0.7
     uniform_share: float = 0.5
     memory: float = 0.99
+    value_decay: float = 0.9
     scale_floor: float = 0.25
     sigma_floor: float = 0.02
     max_weight_ratio: float = 20.0
