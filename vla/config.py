@@ -39,7 +39,7 @@ class CollectConfig:
     `action_noise` is the deviation of the executed from the commanded action.
     """
 
-    demonstrations: int = 100
+    demonstrations: int = 120
     action_noise: float = 0.2
 
     def __post_init__(self) -> None:
