@@ -67,7 +67,7 @@ def _quiet() -> None:
     from datasets import disable_progress_bars
 
     disable_progress_bars()
-    logging.getLogger("lerobot.utils.import_utils").setLevel(logging.ERROR)
+    logging.getLogger("lerobot").setLevel(logging.ERROR)
 
 
 def _features(data: Demonstrations, names: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any]]:

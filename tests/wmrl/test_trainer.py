@@ -88,6 +88,26 @@ def test_a_useless_model_does_no_harm(world: BanditWorld | ChainWorld) -> None:
     assert record["kappa"] <= 0.2
 
 
+def test_a_shut_gate_is_real_only_rl_to_the_last_bit() -> None:
+    policies = []
+    for changes in ({"mode": "real"}, {"mode": "auto", "gate": "shut"}):
+        trainer = make_trainer(CHAIN, **changes)
+        for _ in range(4):
+            trainer.step()
+        policies.append(trainer.parts.policy.state_dict())
+    assert states_equal(*policies)
+
+
+def test_a_warm_start_learns_from_rollouts_of_the_untrained_policy_and_keeps_them() -> None:
+    trainer = make_trainer(CHAIN, mode="real")
+    before = {name: tensor.clone() for name, tensor in trainer.parts.policy.state_dict().items()}
+    starts, members = expand(CHAIN.starts(0, 8), 8)
+    base = collect(CHAIN.environment(), trainer.parts.policy, starts, members, seed=5)
+    numbers = trainer.warm_start(base)
+    assert numbers["optimizer_updates"] == 1 and len(trainer.parts.buffer) == 64 and trainer.step_index == 0
+    assert not states_equal(before, trainer.parts.policy.state_dict())
+
+
 def test_equal_steps_are_equal_real_decisions_in_every_mode() -> None:
     spent = {}
     for mode in ("real", "model", "ppi", "fusion", "auto"):
