@@ -10,11 +10,9 @@ import numpy as np
 import torch
 
 from sim.experts import Demonstration, collect_demonstrations
-from vla.config import RunConfig
 from vla.demonstrations import Demonstrations
 from vla.lerobot_dataset import ACTION, OBJECTS, PROPRIO, check_dataset, read_facts, write_dataset
-from vla.session import Session
-from wmrl.command import run_command
+from vla.session import Session, run_in_session
 from wmrl.noise import derive_seed
 from wmrl.progress import Progress, note, stage
 
@@ -96,12 +94,7 @@ def join(episodes: Sequence[Demonstration]) -> Demonstrations:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Console command."""
-
-    def work(config: RunConfig) -> None:
-        with Session(config) as session:
-            run(session)
-
-    return run_command(work, "robot", RunConfig, arguments)
+    return run_in_session(run, arguments)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,7 @@ import time
 from collections.abc import Sequence
 
 from vla import collect, evaluate, report, sft, train, world_model
-from vla.config import RunConfig
-from vla.session import Session
-from wmrl.command import run_command
+from vla.session import Session, run_in_session
 from wmrl.progress import duration, note
 
 STAGES = (collect, sft, world_model, train, evaluate, report)
@@ -25,12 +23,7 @@ def run(session: Session) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Console command."""
-
-    def work(config: RunConfig) -> None:
-        with Session(config) as session:
-            run(session)
-
-    return run_command(work, "robot", RunConfig, arguments)
+    return run_in_session(run, arguments)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from vla.checkpoint import read_policy
-from vla.config import RunConfig
 from vla.encoded import EncodedEnvironment
 from vla.evaluation import compare, episode_records, evaluate, evaluation_starts, summarise, told_the_other_goal
 from vla.policy import ChunkPolicy
-from vla.session import Session
+from vla.session import Session, run_in_session
 from wmrl.checkpoint import load_latest
-from wmrl.command import run_command
 from wmrl.files import read_json, read_json_lines
 from wmrl.ledger import Ledger
 from wmrl.progress import note, stage
@@ -123,12 +121,7 @@ def _spent(ledger: Ledger) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Console command."""
-
-    def work(config: RunConfig) -> None:
-        with Session(config) as session:
-            run(session)
-
-    return run_command(work, "robot", RunConfig, arguments)
+    return run_in_session(run, arguments)
 
 
 if __name__ == "__main__":

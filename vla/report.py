@@ -7,13 +7,11 @@ import sys
 from collections.abc import Sequence
 
 from vla.checkpoint import read_policy
-from vla.config import RunConfig
 from vla.evaluation import evaluation_starts
-from vla.session import Session, freeze_encoder
+from vla.session import Session, freeze_encoder, run_in_session
 from vla.videos import real_beside_imagined, real_videos
 from vla.world_model import load_model
 from wmrl.checkpoint import load_latest
-from wmrl.command import run_command
 from wmrl.progress import note, stage
 from wmrl.report import write_report
 
@@ -58,12 +56,7 @@ def record_videos(session: Session) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Console command."""
-
-    def work(config: RunConfig) -> None:
-        with Session(config) as session:
-            run(session)
-
-    return run_command(work, "robot", RunConfig, arguments)
+    return run_in_session(run, arguments)
 
 
 if __name__ == "__main__":

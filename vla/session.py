@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,7 @@ from vla.checkpoint import read_policy
 from vla.config import STARTS_PER_SEED, RunConfig
 from vla.encoded import EncodedEnvironment
 from vla.policy import ChunkPolicy
+from wmrl.command import run_command
 from wmrl.config import load_resolved
 from wmrl.files import read_json
 from wmrl.ledger import Ledger
@@ -127,6 +129,16 @@ class Session:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self.close()
+
+
+def run_in_session(run: Callable[[Session], None], arguments: Sequence[str] | None) -> int:
+    """A stage as a console command: settings from the command line, the stage in its run folder; returns the exit status."""
+
+    def work(config: RunConfig) -> None:
+        with Session(config) as session:
+            run(session)
+
+    return run_command(work, "robot", RunConfig, arguments)
 
 
 def check_base(config: RunConfig, base: Path) -> None:

@@ -12,9 +12,8 @@ from vla.config import RunConfig
 from vla.imitation import Imitation
 from vla.lerobot_dataset import read_dataset
 from vla.policy import ChunkPolicy
-from vla.session import Session, sized
+from vla.session import Session, run_in_session, sized
 from wmrl.checkpoint import load_latest, save_checkpoint
-from wmrl.command import run_command
 from wmrl.noise import derive_seed
 from wmrl.progress import Progress, stage
 
@@ -72,12 +71,7 @@ def save(session: Session, imitation: Imitation) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Console command."""
-
-    def work(config: RunConfig) -> None:
-        with Session(config) as session:
-            run(session)
-
-    return run_command(work, "robot", RunConfig, arguments)
+    return run_in_session(run, arguments)
 
 
 if __name__ == "__main__":

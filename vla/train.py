@@ -10,15 +10,13 @@ from typing import Any
 import torch
 
 from vla.checkpoint import write_policy
-from vla.config import RunConfig
 from vla.features import NUM_FEATURES, early_behaviour
 from vla.lerobot_dataset import read_facts
 from vla.policy import ChunkPolicy
-from vla.session import Session
+from vla.session import Session, run_in_session
 from vla.world_model import base_rollouts, load_model, perturbed_demonstrations, read_exam
 from wmrl.buffer import Buffer
 from wmrl.checkpoint import load_latest, save_checkpoint
-from wmrl.command import run_command
 from wmrl.correction import Correction
 from wmrl.critic import CrossFittedCritic
 from wmrl.noise import derive_seed
@@ -127,12 +125,7 @@ def save(session: Session, trainer: Trainer, policy: Any) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Console command."""
-
-    def work(config: RunConfig) -> None:
-        with Session(config) as session:
-            run(session)
-
-    return run_command(work, "robot", RunConfig, arguments)
+    return run_in_session(run, arguments)
 
 
 if __name__ == "__main__":

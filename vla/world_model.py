@@ -14,9 +14,8 @@ from sim.experts import perturbed_rollouts
 from vla.config import RunConfig
 from vla.encoded import Beginnings, EncodedEnvironment
 from vla.policy import ChunkPolicy
-from vla.session import Session
+from vla.session import Session, run_in_session
 from wmrl.collect import collect, expand
-from wmrl.command import run_command
 from wmrl.files import read_json, write_json
 from wmrl.noise import derive_seed
 from wmrl.progress import note, stage
@@ -182,12 +181,7 @@ def load_model(session: Session, policy: ChunkPolicy, environment: EncodedEnviro
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Console command."""
-
-    def work(config: RunConfig) -> None:
-        with Session(config) as session:
-            run(session)
-
-    return run_command(work, "robot", RunConfig, arguments)
+    return run_in_session(run, arguments)
 
 
 if __name__ == "__main__":

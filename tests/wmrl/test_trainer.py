@@ -90,8 +90,8 @@ def test_a_useless_model_does_no_harm(world: BanditWorld | ChainWorld) -> None:
 
 def test_a_shut_gate_is_real_only_rl_to_the_last_bit() -> None:
     policies = []
-    for changes in ({"mode": "real"}, {"mode": "auto", "gate": "shut"}):
-        trainer = make_trainer(CHAIN, **changes)
+    for mode, gate in (("real", "auto"), ("auto", "shut")):
+        trainer = make_trainer(CHAIN, mode=mode, gate=gate)
         for _ in range(4):
             trainer.step()
         policies.append(trainer.parts.policy.state_dict())
