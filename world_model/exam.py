@@ -43,7 +43,8 @@ class Exam:
     groups: int
     real_success: float
     real_interval: tuple[float, float]
-    replayed_success: float
+    real_hazard: float
+    replayed_hazard: float
     imagined_success: float
     gap: float
     gap_interval: tuple[float, float]
@@ -51,7 +52,6 @@ class Exam:
     auroc: float
     brier: float
     false_success: float
-    within_start_replay: float
     within_start_twin: float
     within_start_interval: tuple[float, float]
     sign_agreement: float
@@ -66,12 +66,13 @@ class Exam:
         return [
             f"exam: {self.verdict} ({'; '.join(self.reasons) or 'every limit kept'})",
             f"  on {self.rollouts} real rollouts of {self.groups} starts that the examined model never saw (cross-fitted)",
-            f"  success: real {self.real_success:.2f} [{low:.2f}, {high:.2f}], replayed {self.replayed_success:.2f}, "
-            f"imagined {self.imagined_success:.2f}; "
+            f"  success: real {self.real_success:.2f} [{low:.2f}, {high:.2f}], imagined {self.imagined_success:.2f}; "
             f"gap {self.gap:+.2f} [{self.gap_interval[0]:+.2f}, {self.gap_interval[1]:+.2f}]",
-            f"  replay AUROC {self.auroc:.2f}, by decision {' '.join(f'{value:.2f}' for value in self.auroc_by_decision)}; "
-            f"Brier {self.brier:.3f}; real failures called success {self.false_success:.2f}",
-            f"  within-start agreement: replay {self.within_start_replay:+.2f}, imagined twin {self.within_start_twin:+.2f} "
+            f"  replay of the recorded actions, success in a decision: real {self.real_hazard:.3f}, replayed "
+            f"{self.replayed_hazard:.3f}, AUROC {self.auroc:.2f}, "
+            f"by decision {' '.join(f'{value:.2f}' for value in self.auroc_by_decision)}",
+            f"  twins: Brier {self.brier:.3f}, real failures imagined as success {self.false_success:.2f}",
+            f"  within-start agreement of real and imagined returns {self.within_start_twin:+.2f} "
             f"[{self.within_start_interval[0]:+.2f}, {self.within_start_interval[1]:+.2f}], sign {self.sign_agreement:.2f}",
             f"  best of {self.extra.get('group_size', 0)} by the model: {self.best_of_group_gain:+.2f} "
             f"[{self.best_of_group_interval[0]:+.2f}, {self.best_of_group_interval[1]:+.2f}] "
@@ -98,33 +99,32 @@ def examine(real: Rollouts, hazards: Tensor, twin: Rollouts, one_chunk_error: fl
     """Compare real rollouts with the model's replay of their actions (`hazards` (E, B, T)) and with their imagined twins (same
     order).
 
-    Success by decision t: replayed probability that the task is solved within the first t + 1 chunks, against whether it was.
-    Rollouts that had already ended keep their outcome on both sides, so a failure has no more chances to be called a success
-    than it really had.
+    Replay is judged decision by decision, among the rollouts that still ran: does the model give a higher probability to those
+    that succeed in this decision? Judged over whole rollouts it would be meaningless, since a success stops being replayed
+    where it ended, while a failure gets a chance at every decision until the deadline.
     """
     outcome = real.returns()
-    replay = 1.0 - (1.0 - hazards).prod(-1).mean(0)
-    by_decision = 1.0 - (1.0 - hazards).cumprod(-1).mean(0)
-    solved = real.rewards.cumsum(1)
+    at_risk, hazard = real.mask > 0, hazards.mean(0)
+    by_decision, overall = hazard_auroc(hazard, real.rewards, at_risk)
     imagined = twin.returns()
     group = real.group_index()
     agreement = within_group_correlation(outcome, imagined, group)
     gaps = imagined - outcome
-    best, best_interval = best_of_group(outcome, replay, group)
+    best, best_interval = best_of_group(outcome, imagined, group)
     values: dict[str, Any] = {
         "rollouts": len(real),
         "groups": int(group.max()) + 1,
         "real_success": outcome.mean().item(),
         "real_interval": tuple(wilson_interval(int((outcome > 0.5).sum()), len(real))[1:]),
-        "replayed_success": replay.mean().item(),
+        "real_hazard": real.rewards[at_risk].mean().item(),
+        "replayed_hazard": hazard[at_risk].mean().item(),
         "imagined_success": imagined.mean().item(),
         "gap": gaps.mean().item(),
         "gap_interval": mean_interval(group_means(gaps, group)),
-        "auroc_by_decision": tuple(auroc(by_decision[:, t], solved[:, t]) for t in range(solved.shape[1])),
-        "auroc": auroc(replay, outcome),
-        "brier": brier_score(replay, outcome),
-        "false_success": _share(replay > 0.5, outcome < 0.5),
-        "within_start_replay": within_group_correlation(outcome, replay, group).estimate,
+        "auroc_by_decision": by_decision,
+        "auroc": overall,
+        "brier": brier_score(imagined, outcome),
+        "false_success": _share(imagined > 0.5, outcome < 0.5),
         "within_start_twin": agreement.estimate,
         "within_start_interval": (agreement.low, agreement.high),
         "sign_agreement": sign_agreement(outcome, imagined, group),
@@ -135,6 +135,19 @@ def examine(real: Rollouts, hazards: Tensor, twin: Rollouts, one_chunk_error: fl
     }
     verdict, reasons = judge(values, config)
     return Exam(verdict=verdict, reasons=reasons, **values)
+
+
+def hazard_auroc(hazard: Tensor, rewards: Tensor, at_risk: Tensor) -> tuple[tuple[float, ...], float]:
+    """AUROC of the probability of success (B, T) among the rollouts at risk in each decision, and their mean weighted by the
+    number of successes; NaN where a decision has only successes or none."""
+    values, weights = [], []
+    for t in range(hazard.shape[1]):
+        rows = at_risk[:, t]
+        values.append(auroc(hazard[rows, t], rewards[rows, t]) if bool(rows.any()) else float("nan"))
+        weights.append(float(rewards[rows, t].sum()))
+    known = [(value, weight) for value, weight in zip(values, weights, strict=True) if value == value]
+    total = sum(weight for _, weight in known)
+    return tuple(values), sum(value * weight for value, weight in known) / total if total else float("nan")
 
 
 def judge(values: dict[str, Any], config: ExamConfig) -> tuple[str, tuple[str, ...]]:

@@ -7,7 +7,7 @@ import torch
 
 from tests.world_model.conftest import HORIZON, STARTS, record_rollouts
 from wmrl.types import Rollouts, Start
-from world_model.exam import Exam, ExamConfig, best_of_group, cross_fit, examine, sign_agreement
+from world_model.exam import Exam, ExamConfig, best_of_group, cross_fit, examine, hazard_auroc, sign_agreement
 
 
 def grouped() -> Rollouts:
@@ -44,6 +44,14 @@ def test_a_perfect_model_is_green_with_known_numbers() -> None:
     expected = torch.stack([outcome[group == i].max() - outcome[group == i].mean() for i in range(8)]).mean().item()
     assert exam.best_of_group_gain == pytest.approx(expected)
     assert exam.rollouts == 64 and exam.groups == 8 and len(exam.auroc_by_decision) == HORIZON
+
+
+def test_replay_is_judged_among_the_rollouts_that_still_run() -> None:
+    hazard = torch.tensor([[0.9, 0.0], [0.2, 0.1], [0.1, 0.6], [0.3, 0.2]])
+    rewards = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
+    at_risk = torch.tensor([[True, False], [True, True], [True, True], [True, True]])
+    assert hazard_auroc(hazard, rewards, at_risk) == ((1.0, 1.0), 1.0)
+    assert hazard_auroc(1 - hazard, rewards, at_risk) == ((0.0, 0.0), 0.0)
 
 
 def test_a_model_that_believes_in_everything_is_vetoed() -> None:
