@@ -35,6 +35,8 @@ class LatentConfig:
     passes: float = 60.0
     """How often the first fit sees every transition."""
     refresh_passes: float = 12.0
+    unroll: int = 4
+    """Chunks that a training piece goes on from the model's own states; a step sees batch_size chunks whatever it is."""
     success_weight: float = 1.0
     input_noise: float = 0.05
     """Deviation of the noise on input states, in units of their deviation: the model must survive its own errors."""
@@ -42,7 +44,7 @@ class LatentConfig:
     def __post_init__(self) -> None:
         if self.members < 2:
             raise ValueError(f"expected at least 2 ensemble members (their spread is the uncertainty), got {self.members}")
-        for name in ("width", "blocks", "batch_size"):
+        for name in ("width", "blocks", "batch_size", "unroll"):
             if getattr(self, name) < 1:
                 raise ValueError(f"expected {name} >= 1, got {getattr(self, name)}")
         if self.passes <= 0 or self.refresh_passes <= 0:
@@ -104,6 +106,8 @@ class LatentWorldModel:
     def fit(self, rollouts: Rollouts, *, seed: int) -> dict[str, float]:
         """Learn from all real rollouts so far (failures included); the first fit also takes the normalisation from them."""
         data = Transitions.of(rollouts)
+        sequences = Sequences.of(rollouts)
+        taken = torch.nonzero(sequences.taken)
         if self.version == 0:
             self._set_scales(data)
         passes = self.config.passes if self.version == 0 else self.config.refresh_passes
@@ -113,7 +117,7 @@ class LatentWorldModel:
         self.network.train()
         sums = torch.zeros(2)
         for _ in range(steps):
-            sums += self._fit_step(data, generator)
+            sums += self._fit_step(sequences, taken, generator)
             schedule.step()
         for group in self.optimiser.param_groups:
             group["lr"] = group["initial_lr"] = self.config.learning_rate
@@ -122,22 +126,33 @@ class LatentWorldModel:
         change, outcome = (sums / steps).tolist()
         return {"change_loss": change, "outcome_loss": outcome, "transitions": float(len(data)), "fit_steps": float(steps)}
 
-    def _fit_step(self, data: Transitions, generator: torch.Generator) -> Tensor:
-        rows = torch.randint(0, len(data), (self.config.members, self.config.batch_size), generator=generator)
-        state, chunk = data.state[rows], data.chunk[rows]
-        noise = torch.randn(state.shape, generator=generator) * self.config.input_noise
-        change, logit = self.network.normalised(state + noise * self.network.state_scale, chunk)
-        target = (data.following[rows] - state) / self.network.change_scale
-        known = data.continues[rows]
-        error = functional.smooth_l1_loss(change, target, reduction="none").mean(-1)
-        change_loss = (error * known).sum() / known.sum().clamp_min(1)
-        outcome_loss = functional.binary_cross_entropy_with_logits(logit, data.success[rows])
-        loss = change_loss + self.config.success_weight * outcome_loss
+    def _fit_step(self, data: Sequences, taken: Tensor, generator: torch.Generator) -> Tensor:
+        """One gradient step on pieces of `unroll` chunks that begin at a recorded state and go on from the model's own."""
+        config, network = self.config, self.network
+        pieces = max(1, config.batch_size // config.unroll)
+        row, first = taken[torch.randint(0, len(taken), (config.members, pieces), generator=generator)].unbind(-1)
+        state = data.state[row, first]
+        state = state + torch.randn(state.shape, generator=generator) * config.input_noise * network.state_scale
+        inside = torch.ones_like(row, dtype=torch.bool)
+        change_loss, outcome_loss, count = torch.zeros(()), torch.zeros(()), torch.zeros(())
+        for offset in range(config.unroll):
+            step = (first + offset).clamp_max(data.taken.shape[1] - 1)
+            inside = inside & (first + offset < data.taken.shape[1]) & data.taken[row, step]
+            success = data.success[row, step]
+            change, logit = network.normalised(state, data.chunk[row, step])
+            error = functional.smooth_l1_loss(
+                change, (data.following[row, step] - state) / network.change_scale, reduction="none"
+            )
+            change_loss = change_loss + (error.mean(-1) * inside * (1 - success)).sum()
+            surprise = functional.binary_cross_entropy_with_logits(logit, success, reduction="none")
+            outcome_loss, count = outcome_loss + (surprise * inside).sum(), count + inside.sum()
+            state = state + change * network.change_scale
+        loss = (change_loss + config.success_weight * outcome_loss) / count
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.network.parameters(), 10.0, error_if_nonfinite=True)
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 10.0, error_if_nonfinite=True)
         self.optimiser.step()
-        return torch.stack([change_loss.detach(), outcome_loss.detach()])
+        return torch.stack([change_loss.detach(), outcome_loss.detach()]) / count
 
     def _set_scales(self, data: Transitions) -> None:
         network, moved = self.network, data.continues > 0
@@ -177,20 +192,30 @@ class Transitions:
     def of(rollouts: Rollouts) -> Transitions:
         """Every decision that was really taken. A chunk that ended in success stops midway: its label counts, its end state
         does not."""
+        data = Sequences.of(rollouts)
+        taken, success = data.taken, data.success[data.taken]
+        return Transitions(data.state[taken], data.chunk[taken], data.following[taken], 1 - success, success)
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """The same by rollout: state (B, T, S), chunk (B, T, C), following (B, T, S), taken (B, T) bool, success (B, T)."""
+
+    state: Tensor
+    chunk: Tensor
+    following: Tensor
+    taken: Tensor
+    success: Tensor
+
+    @staticmethod
+    def of(rollouts: Rollouts) -> Sequences:
+        """Rollouts without an outcome have no taken decision."""
         state = states_of(rollouts)
         taken = (rollouts.mask > 0) & rollouts.valid()[:, None]
-        last = final_states_of(rollouts)
-        following = torch.cat([state[:, 1:], last[:, None]], dim=1)
+        last = final_states_of(rollouts)[:, None]
         ends = taken & ~torch.cat([taken[:, 1:], torch.zeros_like(taken[:, :1])], dim=1)
-        following = torch.where(ends[..., None], last[:, None].expand_as(following), following)
-        success = rollouts.rewards > 0
-        return Transitions(
-            state=state[taken],
-            chunk=rollouts.actions.flatten(2)[taken],
-            following=following[taken],
-            continues=(~success)[taken].float(),
-            success=success[taken].float(),
-        )
+        following = torch.where(ends[..., None], last, torch.cat([state[:, 1:], last], dim=1))
+        return Sequences(state, rollouts.actions.flatten(2), following, taken, (rollouts.rewards > 0).float())
 
 
 def states_of(rollouts: Rollouts) -> Tensor:

@@ -43,9 +43,11 @@ def test_it_predicts_unseen_rollouts(fitted: LatentWorldModel) -> None:
 
 def test_members_disagree_more_far_from_the_data(fitted: LatentWorldModel) -> None:
     near = states_of(record_rollouts(STARTS[300:]))[:, 0]
-    chunk = torch.zeros(3, len(near), CHUNK * 3)
-    spread = [fitted.network((near * scale).expand(3, -1, -1), chunk)[0].var(0).mean().item() for scale in (1.0, 4.0)]
-    assert spread[1] > 2 * spread[0]
+    spread = []
+    for scale, action in ((1.0, 0.0), (4.0, 3.0)):  # far: states four times as large, actions three times beyond their limits
+        chunk = torch.full((3, len(near), CHUNK * 3), action)
+        spread.append(fitted.network((near * scale).expand(3, -1, -1), chunk)[0].var(0).mean().item())
+    assert spread[1] > 1.5 * spread[0]
 
 
 def test_fit_steps_grow_with_the_data_and_the_version_counts_fits() -> None:
@@ -65,6 +67,16 @@ def test_a_resumed_fit_equals_the_uninterrupted_one() -> None:
     assert whole.fit(real, seed=1) == second.fit(real, seed=1)
     for name, tensor in whole.network.state_dict().items():
         assert torch.equal(tensor, second.network.state_dict()[name]), name
+
+
+def test_pieces_of_several_chunks_see_as_many_chunks_and_never_leave_their_rollout() -> None:
+    real = record_rollouts(STARTS[:60])
+    for unroll in (1, 3):
+        losses = build_model(passes=3.0, unroll=unroll).fit(real, seed=0)
+        assert losses["fit_steps"] == max(1, round(3.0 * losses["transitions"] / 64))
+    poisoned = replace(real, inputs={n: t.masked_fill((real.mask == 0)[..., None], 1e6) for n, t in real.inputs.items()})
+    whole, second = build_model(passes=2.0, unroll=4), build_model(passes=2.0, unroll=4)
+    assert whole.fit(real, seed=0) == second.fit(poisoned, seed=0)
 
 
 def test_one_member_is_refused() -> None:
