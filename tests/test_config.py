@@ -56,7 +56,7 @@ def test_every_command_composes_and_its_resolved_yaml_reads_back(path, tmp_path)
 @pytest.mark.parametrize(("top", "group"), choices(), ids=lambda path: path.relative_to(CONFIGS).with_suffix("").as_posix())
 def test_every_choice_composes(top, group):
     name = group.parent.relative_to(CONFIGS).as_posix()
-    load_config(top.stem, [f"{name}={group.stem}"], schema_of(top))
+    assert isinstance(load_config(top.stem, [f"{name}={group.stem}"], schema_of(top)), schema_of(top))
 
 
 def test_every_group_file_is_a_choice_of_some_command():
