@@ -20,7 +20,9 @@ from omegaconf.errors import OmegaConfBaseException
 from wmrl.config_types import ConfigError, build, is_schema, nested_schema, required_fields
 from wmrl.names import nearest
 
-__all__ = ["ConfigError", "config_to_dict", "known_keys", "load_config", "load_resolved", "resolved_yaml"]
+__all__ = [
+    "ConfigError", "config_to_dict", "known_keys", "load_config", "load_resolved", "resolved_yaml", "schema_defaults",
+]  # fmt: skip
 
 
 def load_config[T](name: str, overrides: Sequence[str], schema: type[T], *, folder: Path | None = None) -> T:
@@ -32,7 +34,7 @@ def load_config[T](name: str, overrides: Sequence[str], schema: type[T], *, fold
     folder = _configs_folder() if folder is None else folder
     composed = _compose(name, _checked_overrides(overrides, schema, folder), folder)
     try:
-        merged = OmegaConf.merge(OmegaConf.create(_defaults(schema)), composed)
+        merged = OmegaConf.merge(OmegaConf.create(schema_defaults(schema)), composed)
         values = OmegaConf.to_container(merged, resolve=True)
     except OmegaConfBaseException as error:
         raise ConfigError(f"configuration {name}: {_first_line(error)}") from error
@@ -93,7 +95,7 @@ def _configs_folder() -> Path:
     return Path(configs.__path__[0])
 
 
-def _defaults(schema: type) -> dict[str, Any]:
+def schema_defaults(schema: type) -> dict[str, Any]:
     """The defaults of a schema, so that YAML may interpolate keys that it does not set. Required fields are left out."""
     hints = get_type_hints(schema)
     missing = required_fields(schema)
@@ -102,7 +104,7 @@ def _defaults(schema: type) -> dict[str, Any]:
         nested = nested_schema(hints[field.name])
         if field.name in missing:
             if nested is not None:
-                values[field.name] = _defaults(nested)
+                values[field.name] = schema_defaults(nested)
         elif field.default_factory is not dataclasses.MISSING:
             values[field.name] = _plain(field.default_factory())
         else:

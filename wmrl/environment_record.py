@@ -1,4 +1,4 @@
-"""What a result depends on besides the settings: versions, machine, git state, the golden-trajectory hash."""
+"""What a result depends on besides the settings: versions, machine, device, git state, the golden-trajectory hash."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ DISTRIBUTIONS = (
 )  # fmt: skip
 
 
-def describe_environment(golden_hash: str | None = None) -> dict[str, Any]:
+def describe_environment(golden_hash: str | None = None, device: str = "cpu") -> dict[str, Any]:
     """The content of env.json. Distributions that are not installed have the version null."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu_count": os.cpu_count(),
+        "device": device,
         "versions": {name: _version(name) for name in DISTRIBUTIONS},
         "git": git_state(Path(__file__).resolve().parents[1]),
         "golden_hash": golden_hash,
@@ -33,6 +34,8 @@ def differences(first: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     found = []
     if first["python"] != now["python"]:
         found.append(f"Python was {first['python']}, is {now['python']}")
+    if first.get("device", "cpu") != now["device"]:
+        found.append(f"the device was {first.get('device', 'cpu')}, is {now['device']}: the last bits differ")
     for name, new in now["versions"].items():
         old = first["versions"].get(name)
         if old != new:

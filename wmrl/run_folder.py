@@ -7,7 +7,8 @@
     tensorboard/   the same as metrics.jsonl          report.html                 see wmrl/report.py
 
 Resuming with other settings: a key of `may_grow` (the number of steps) may grow, a key of `may_change` (what cannot alter a
-result, such as the number of workers) may change; every other difference is refused by name.
+result, such as the number of workers) may change; every other difference is refused by name. A key that the folder does not
+know, because it is newer than the folder, had its default: a new key's default is what was done before there was a choice.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import IO, Any, Self
 
 from omegaconf import OmegaConf
 
-from wmrl.config import config_to_dict, resolved_yaml
+from wmrl.config import config_to_dict, resolved_yaml, schema_defaults
 from wmrl.environment_record import describe_environment, differences
 from wmrl.files import json_line, plain, read_json, read_json_lines, write_json, write_json_lines, write_text
 
@@ -66,12 +67,12 @@ class RunFolder:
     checkpoints = property(lambda self: self.path / "checkpoints")
     videos = property(lambda self: self.path / "videos")
 
-    def write_environment(self, golden_hash: str | None = None) -> list[str]:
-        """Record versions, git state and the golden-trajectory hash in env.json; on a resume, compare with the first record.
+    def write_environment(self, golden_hash: str | None = None, *, device: str = "cpu") -> list[str]:
+        """Record versions, device, git state and golden-trajectory hash in env.json; on a resume, compare with the first one.
 
         Returns (and logs) one sentence for each difference that can alter results; `env.json` keeps both states.
         """
-        now = describe_environment(golden_hash)
+        now = describe_environment(golden_hash, device)
         if not self.environment_path.exists():
             write_json(self.environment_path, now)
             return []
@@ -151,10 +152,10 @@ class RunFolder:
                 )
             return
         old = _flat(OmegaConf.to_container(OmegaConf.load(self.config_path)))
-        new = _flat(config_to_dict(config))
+        new, defaults = _flat(config_to_dict(config)), _flat(schema_defaults(type(config)))
         refused = []
         for key in sorted(old.keys() | new.keys()):
-            before, after = old.get(key, "(absent)"), new.get(key, "(absent)")
+            before, after = old.get(key, defaults.get(key, "(absent)")), new.get(key, "(absent)")
             if before == after or key in may_change or (key in may_grow and _grows(before, after)):
                 continue
             refused.append(f"{key}: {before!r} there, {after!r} asked" + (" (may only grow)" if key in may_grow else ""))

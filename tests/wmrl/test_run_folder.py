@@ -54,6 +54,13 @@ def test_other_settings_are_refused_by_name(tmp_path):
         assert load_resolved(run.config_path, Config) == Config()
 
 
+def test_a_folder_older_than_a_key_had_its_default(tmp_path):
+    write_text(tmp_path / "config.yaml", "seed: 0\ntrainer: {steps: 10}\n")
+    with pytest.raises(RunFolderError, match="other settings: trainer.rate: 0.1 there, 0.2 asked. Use"):
+        RunFolder(tmp_path, Config(trainer=Trainer(rate=0.2)))
+    RunFolder(tmp_path, Config()).close()
+
+
 def test_steps_may_grow_but_not_shrink(tmp_path):
     RunFolder(tmp_path, Config(), **RULES).close()
     longer = Config(trainer=Trainer(steps=20), num_workers=4)
@@ -136,6 +143,12 @@ def test_other_versions_are_named():
     now = describe_environment()
     before = {**now, "versions": {**now["versions"], "mujoco": "3.0.0"}}
     assert differences(before, now) == [f"mujoco was 3.0.0, is {now['versions']['mujoco']}"]
+
+
+def test_another_device_is_named():
+    before, now = describe_environment(), describe_environment(device="cuda")
+    assert differences(before, now) == ["the device was cpu, is cuda: the last bits differ"]
+    assert differences({name: value for name, value in before.items() if name != "device"}, before) == []
 
 
 def test_json_refuses_what_it_cannot_say():
