@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
@@ -34,12 +35,13 @@ def write_policy(folder: Path, policy: ChunkPolicy, *, fps: int, robot: str) -> 
         },
     )
     save_file(
-        {name: tensor.detach().contiguous() for name, tensor in policy.state_dict().items()}, folder / "model.safetensors"
+        {name: tensor.detach().cpu().contiguous() for name, tensor in policy.state_dict().items()}, folder / "model.safetensors"
     )
 
 
-def read_policy(folder: Path) -> ChunkPolicy:
-    """The policy in a `pretrained_model` folder; missing or foreign weights are an error, never random ones."""
+def read_policy(folder: Path, device: torch.device | str = "cpu") -> ChunkPolicy:
+    """The policy in a `pretrained_model` folder, on `device` wherever it was saved; missing or foreign weights are an error,
+    never random ones."""
     config_path, weights_path = folder / "config.json", folder / "model.safetensors"
     if not config_path.is_file() or not weights_path.is_file():
         raise ValueError(f"expected config.json and model.safetensors in {folder}; name a checkpoint's pretrained_model folder")
@@ -66,4 +68,4 @@ def read_policy(folder: Path) -> ChunkPolicy:
             f"the weights in {folder} do not fit its config.json: {', '.join(different[:5])}; use another checkpoint"
         )
     policy.load_state_dict(weights)
-    return policy.eval()
+    return policy.eval().to(device)

@@ -10,6 +10,7 @@ from vla.imitation import ImitationConfig
 from vla.policy import PolicyConfig
 from wmrl.correction import CorrectionConfig
 from wmrl.critic import CriticConfig
+from wmrl.device import check_device_name, check_precision
 from wmrl.objective import ObjectiveConfig
 from world_model.decoder import DecoderConfig
 from world_model.exam import ExamConfig
@@ -125,6 +126,11 @@ class RunConfig:
     base: Path | None = None
     seed: int = 0
     threads: int = 2
+    device: str = "cpu"
+    """Where networks live: cpu, cuda, cuda:N, or auto (cuda where there is one)."""
+    autocast: str = "off"
+    """off or bfloat16: precision of encoder and head in imitation, and of the world model. Elsewhere float32: log-probabilities
+    must be equal at collection and at training."""
     task: str = "lift_cube"
     simulator: SimulatorConfig = field(default_factory=SimulatorConfig)
     collect: CollectConfig = field(default_factory=CollectConfig)
@@ -136,6 +142,8 @@ class RunConfig:
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
 
     def __post_init__(self) -> None:
+        check_device_name(self.device)
+        check_precision(self.autocast)
         task = get_task(self.task)
         task.num_decisions(self.policy.chunk)
         unknown = [camera for camera in self.policy.encoder.cameras if camera not in task.cameras]

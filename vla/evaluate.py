@@ -35,7 +35,7 @@ def run(session: Session) -> None:
                 results[f"base-{decoding}"] = evaluate_once(session, base, starts, name=f"base-{decoding}")
             results["base-swapped"] = evaluate_swapped(session, base, starts[: config.evaluate.swap_episodes])
         if latest is not None:
-            final = read_policy(latest.pretrained)
+            final = read_policy(latest.pretrained, session.device)
             for decoding in DECODINGS:
                 results[f"final-{decoding}"] = evaluate_once(session, final, starts, name=f"final-{decoding}")
         summary = summarise_run(session, results)

@@ -16,6 +16,7 @@ from torch.nn import functional
 from vla.demonstrations import Demonstrations
 from vla.encoder import shift_frames
 from vla.policy import ChunkPolicy
+from wmrl.device import autocast
 
 MIN_SPREAD = 1e-3
 """Floor of the scale of the auxiliary object targets."""
@@ -49,13 +50,19 @@ class ImitationConfig:
 
 
 class Imitation:
-    """Owns the optimiser; every minibatch is drawn from (seed, step), so a resumed run repeats the uninterrupted one."""
+    """Owns the optimiser; every minibatch is drawn from (seed, step), so a resumed run repeats the uninterrupted one.
 
-    def __init__(self, policy: ChunkPolicy, data: Demonstrations, config: ImitationConfig, *, seed: int) -> None:
+    The data stay on the CPU, minibatches go to the policy's device. `precision` (see `wmrl.device.autocast`) is that of the
+    forward passes; positions, losses and weights stay float32.
+    """
+
+    def __init__(
+        self, policy: ChunkPolicy, data: Demonstrations, config: ImitationConfig, *, seed: int, precision: str = "off"
+    ) -> None:
         check_compatible(policy, data)
-        self.policy, self.data, self.config, self.seed = policy, data, config, seed
+        self.policy, self.data, self.config, self.seed, self.precision = policy, data, config, seed, precision
         policy.encoder.set_statistics(data.frames, data.proprio)
-        self.proprio = policy.encoder.normalise(data.proprio)
+        self.proprio = policy.encoder.normalise(data.proprio.to(policy.device)).cpu()
         self.targets, self.present = data.chunks(policy.config.chunk)
         spread = data.objects.std(0, unbiased=False).clamp_min(MIN_SPREAD)
         self.objects = (data.objects - data.objects.mean(0)) / spread
@@ -76,14 +83,18 @@ class Imitation:
         """One gradient step; returns the losses."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.step_number)
         rows = torch.randint(0, len(self.data), (self.config.batch_size,), generator=generator)
+        device, width = self.policy.device, self.config.label_width
         frames = {
-            name: shift_frames(tensor[rows], self.config.shift_pixels, generator) for name, tensor in self.data.frames.items()
+            name: shift_frames(tensor[rows], self.config.shift_pixels, generator).to(device)
+            for name, tensor in self.data.frames.items()
         }
-        features = self.policy.encoder(frames, self.proprio[rows], self.language[self.data.episode[rows]])
-        logits = self.policy.head(features, self.proprio[rows])
-        action_loss = soft_cross_entropy(logits, self.targets[rows], self.present[rows], self.config.label_width)
-        objects = self.policy.encoder.predict_objects(features)
-        object_loss = functional.mse_loss(objects, self.objects[rows])
+        proprio, language = self.proprio[rows].to(device), self.language[self.data.episode[rows]].to(device)
+        with autocast(device, self.precision):
+            features = self.policy.encoder(frames, proprio, language)
+            logits = self.policy.head(features, proprio)
+            objects = self.policy.encoder.predict_objects(features)
+        action_loss = soft_cross_entropy(logits.float(), self.targets[rows].to(device), self.present[rows].to(device), width)
+        object_loss = functional.mse_loss(objects.float(), self.objects[rows].to(device))
         loss = action_loss + self.config.object_weight * object_loss
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
@@ -114,7 +125,7 @@ def soft_cross_entropy(logits: Tensor, actions: Tensor, present: Tensor, width: 
     """Cross-entropy of logits (M, K, N) with labels smeared over neighbouring bins; actions (M, H, A), present (M, H)."""
     bins = logits.shape[-1]
     position = (actions.flatten(1).clamp(-1.0, 1.0) + 1.0) * 0.5 * (bins - 1)
-    distance = position[..., None] - torch.arange(bins)
+    distance = position[..., None] - torch.arange(bins, device=logits.device)
     labels = (-0.5 * (distance / width) ** 2).softmax(-1)
     loss = -(labels * logits.log_softmax(-1)).sum(-1).unflatten(1, actions.shape[1:])
     return (loss * present[..., None]).sum() / (present.sum() * actions.shape[2]).clamp_min(1)

@@ -89,15 +89,21 @@ class ChunkPolicy(nn.Module):
         """One uniform per action token."""
         return self.config.chunk * self.config.action_size
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are; `encode`, `act` and `log_prob` take and return CPU tensors wherever that is."""
+        return self.centres.device
+
     @torch.no_grad()
     def encode(self, observation: Observation) -> dict[str, Tensor]:
         """Camera observation -> what `act`, `log_prob` and world models read: features (B, F), proprio (B, P), language (B,
         L)."""
-        device = self.centres.device
-        proprio = self.encoder.normalise(observation["proprio"].to(device))
-        language = self.sentences(observation["instruction"]).to(device)
-        frames = {name: tensor.to(device) for name, tensor in frames_of(observation, self.config.encoder.cameras).items()}
-        return {"features": self.encoder(frames, proprio, language), "proprio": proprio, "language": language}
+        language = self.sentences(observation["instruction"])
+        proprio = self.encoder.normalise(observation["proprio"].to(self.device))
+        frames = frames_of(observation, self.config.encoder.cameras)
+        frames = {name: tensor.to(self.device) for name, tensor in frames.items()}
+        features = self.encoder(frames, proprio, language.to(self.device))
+        return {"features": features.cpu(), "proprio": proprio.cpu(), "language": language}
 
     @torch.no_grad()
     def act(self, observation: Observation, noise: Tensor | None) -> Decision:
@@ -110,18 +116,20 @@ class ChunkPolicy(nn.Module):
             chosen = self._nearest_bin(values)
         else:
             cumulative = log_probs.exp().cumsum(-1)
-            chosen = (cumulative < noise.to(cumulative.device)[..., None]).sum(-1).clamp_max(self.config.bins - 1)
+            chosen = (cumulative < noise.to(self.device)[..., None]).sum(-1).clamp_max(self.config.bins - 1)
             values = self.centres[chosen]
         taken = log_probs.gather(-1, chosen[..., None])[..., 0]
-        return Decision(values.unflatten(-1, (self.config.chunk, self.config.action_size)), taken, inputs)
+        actions = values.unflatten(-1, (self.config.chunk, self.config.action_size))
+        return Decision(actions.cpu(), taken.cpu(), inputs)
 
     def log_prob(self, inputs: Mapping[str, Tensor], actions: Tensor) -> Tensor:
         """(…, K) log-probabilities of the bins nearest to actions (…, H, A)."""
-        chosen = self._nearest_bin(actions.flatten(-2))
-        return self._log_softmax(inputs).gather(-1, chosen[..., None])[..., 0]
+        chosen = self._nearest_bin(actions.flatten(-2).to(self.device))
+        return self._log_softmax(inputs).gather(-1, chosen[..., None])[..., 0].cpu()
 
     def _log_softmax(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        logits = self.head(inputs["features"], inputs["proprio"]) / self.config.temperature
+        features, proprio = (inputs[name].to(self.device) for name in ("features", "proprio"))
+        logits = self.head(features, proprio) / self.config.temperature
         return logits.log_softmax(-1)
 
     def _nearest_bin(self, values: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ def record_videos(session: Session) -> None:
     starts = evaluation_starts(config.task, "validation", min(config.evaluate.videos, config.simulator.width))
     latest = load_latest(session.run.checkpoints)
     assert latest is not None
-    final = freeze_encoder(read_policy(latest.pretrained))
+    final = freeze_encoder(read_policy(latest.pretrained, session.device))
     real_videos(session, draft, session.base_policy(), starts, "base")
     real_videos(session, draft, final, starts, f"final after step {latest.step}")
     if config.train.correction.mode != "real":

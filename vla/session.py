@@ -22,6 +22,7 @@ from vla.encoded import EncodedEnvironment
 from vla.policy import ChunkPolicy
 from wmrl.command import run_command
 from wmrl.config import load_resolved
+from wmrl.device import find_device
 from wmrl.files import read_json
 from wmrl.ledger import Ledger
 from wmrl.run_folder import RunFolder
@@ -30,8 +31,8 @@ from wmrl.types import Rollouts, Start
 PURPOSES = {"demonstrations": 0, "base rollouts": 2_000, "perturbed demonstrations": 6_000, "training": 10_000}
 """Where each purpose's starts begin within the training starts of a run seed, so that none is used for two."""
 
-MAY_CHANGE = ("simulator.workers", "simulator.timeout_seconds", "evaluate.videos", "runs")
-"""Settings that cannot alter a result."""
+MAY_CHANGE = ("simulator.workers", "simulator.timeout_seconds", "evaluate.videos", "runs", "device")
+"""Settings that cannot alter a result; the device can, in the last bits, so env.json names it and a change is logged."""
 
 
 class Session:
@@ -39,6 +40,7 @@ class Session:
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
+        self.device = find_device(config.device)
         self.task: Task = get_task(config.task)
         torch.set_num_threads(config.threads)
         if config.base is not None:
@@ -52,7 +54,7 @@ class Session:
     def environment(self) -> RealEnvironment:
         """The real world in camera observations. Its first use records in env.json what results depend on."""
         prepare()
-        self.run.write_environment(golden_trajectory_hash(self.task))
+        self.run.write_environment(golden_trajectory_hash(self.task), device=str(self.device))
         policy, simulator = self.config.policy, self.config.simulator
         return RealEnvironment(
             self.task,
@@ -102,11 +104,11 @@ class Session:
         return starts
 
     def base_policy(self) -> ChunkPolicy:
-        """The imitation policy, its encoder frozen."""
+        """The imitation policy on this session's device, its encoder frozen."""
         folder = self.imitation / "checkpoints" / "last" / "pretrained_model"
         if not folder.exists():
             raise ValueError(f"expected an imitation policy in {self.imitation}, found none; run `wmrl-sft` first")
-        return freeze_encoder(read_policy(folder.resolve()))
+        return freeze_encoder(read_policy(folder.resolve(), self.device))
 
     def book_once(self, purpose: str, rollouts: Rollouts) -> None:
         """Book what is made once a run and then read from its file, also when a kill came between the file and the ledger."""

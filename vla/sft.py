@@ -51,8 +51,9 @@ def build(config: RunConfig, session: Session) -> Imitation:
     shaped = sized(config, data.proprio.shape[1], data.objects.shape[1])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(config.seed, "policy weights"))
-        policy = ChunkPolicy(shaped.policy)
-    return Imitation(policy, data, config.imitate, seed=derive_seed(config.seed, "imitation") % 2**31)
+        policy = ChunkPolicy(shaped.policy).to(session.device)
+    seed = derive_seed(config.seed, "imitation") % 2**31
+    return Imitation(policy, data, config.imitate, seed=seed, precision=config.autocast)
 
 
 def save(session: Session, imitation: Imitation) -> None:

@@ -67,7 +67,7 @@ def build(session: Session, policy: ChunkPolicy) -> Trainer:
         starts=StartPool(session),
         buffer=Buffer(),
         ledger=session.ledger,
-        critic=CrossFittedCritic(config.train.critic, num_decisions=real.max_decisions)
+        critic=CrossFittedCritic(config.train.critic, num_decisions=real.max_decisions, device=session.device)
         if config.train.critic.enabled
         else None,
     )

@@ -59,7 +59,7 @@ def fitted_decoder(session: Session) -> FrameDecoder:
     cameras = tuple(frames)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(session.config.seed, "decoder weights"))
-        decoder = FrameDecoder(states_of(rollouts).shape[-1], cameras, frames[cameras[0]].shape[1])
+        decoder = FrameDecoder(states_of(rollouts).shape[-1], cameras, frames[cameras[0]].shape[1]).to(session.device)
     config = session.config.decoder
     with Progress("decoder", config.steps) as progress:
         fit_decoder(

@@ -99,7 +99,7 @@ def base_seed(config: RunConfig) -> int:
 
 
 def build_model(config: RunConfig, policy: ChunkPolicy, beginnings: Beginnings) -> LatentWorldModel:
-    """A world model in the shapes of the policy."""
+    """A world model in the shapes of the policy, on its device."""
     encoder = policy.config.encoder
     correction = config.train.correction
     return LatentWorldModel(
@@ -109,6 +109,8 @@ def build_model(config: RunConfig, policy: ChunkPolicy, beginnings: Beginnings) 
         horizon=beginnings.environment.max_decisions,
         beginnings=beginnings,
         width=correction.imagined_groups * correction.group_size,
+        device=policy.device,
+        precision=config.autocast,
     )
 
 
@@ -130,14 +132,12 @@ def examine_cross_fitted(
     return merge(parts, config.world_model.exam)
 
 
-@torch.no_grad()
 def one_chunk_error(model: LatentWorldModel, rollouts: Rollouts) -> float:
     """Squared error of the predicted change of state over one chunk, relative to always predicting no change (0 perfect, 1
     useless)."""
     data = Transitions.of(rollouts)
-    members = model.config.members
-    following = model.network(data.state.expand(members, -1, -1), data.chunk.expand(members, -1, -1))[0].mean(0)
-    scale, known = model.network.change_scale, data.continues > 0
+    following, _ = model.network.imagine(data.state, data.chunk)
+    scale, known = model.network.change_scale.cpu(), data.continues > 0
     error = (((following - data.following) / scale)[known]).square().mean()
     return (error / (((data.following - data.state) / scale)[known]).square().mean()).item()
 

@@ -49,11 +49,11 @@ class CrossFittedCritic:
 
     Every fold of the rollouts (by member inside the group, so that siblings are seen) has its own networks, fitted afresh on
     all earlier rollouts and the other folds. A baseline that does not depend on the rollout's own outcome leaves the gradient
-    unbiased.
+    unbiased. The networks live on `device`; rollouts come and go on the CPU.
     """
 
-    def __init__(self, config: CriticConfig, *, num_decisions: int) -> None:
-        self.config, self.num_decisions = config, num_decisions
+    def __init__(self, config: CriticConfig, *, num_decisions: int, device: torch.device | str = "cpu") -> None:
+        self.config, self.num_decisions, self.device = config, num_decisions, torch.device(device)
         self._inputs: Tensor | None = None
         self._targets = torch.zeros(0)
 
@@ -66,7 +66,8 @@ class CrossFittedCritic:
         fold = (real.member % self.config.folds)[:, None].expand(batch, length)
         network = self._fit(inputs[taken], targets[taken], fold[taken], seed)
         with torch.no_grad():
-            judged = network(inputs.flatten(0, 1)).unflatten(1, (batch, length)).unflatten(0, (self.config.folds, -1)).mean(1)
+            judged = network(inputs.flatten(0, 1).to(self.device)).cpu()
+        judged = judged.unflatten(1, (batch, length)).unflatten(0, (self.config.folds, -1)).mean(1)
         values = judged.gather(0, fold[None])[0] * (real.mask > 0)
         self._remember(inputs[taken], targets[taken])
         return replace(real, values=torch.cat([values, torch.zeros(batch, 1)], dim=1))
@@ -84,16 +85,17 @@ class CrossFittedCritic:
             inputs, targets = torch.cat([self._inputs, inputs]), torch.cat([self._targets, targets])
             fold = torch.cat([fold.new_full((len(self._inputs),), -1), fold])
         generator = torch.Generator().manual_seed(seed % 2**63)
-        config.folds * config.members_per_fold
         owner = torch.arange(config.folds).repeat_interleave(config.members_per_fold)
         allowed = (fold[None] != owner[:, None]).float()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed % 2**63)
-            network = _Values(inputs, (allowed @ targets) / allowed.sum(1), config.width)
+            network = _Values(inputs, (allowed @ targets) / allowed.sum(1), config.width).to(self.device)
+        inputs, targets = inputs.to(self.device), targets.to(self.device)
         optimiser = torch.optim.AdamW(network.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
         for _ in range(config.steps):
-            rows = torch.multinomial(allowed, config.batch_size, replacement=True, generator=generator)
-            noise = torch.randn((*rows.shape, inputs.shape[1]), generator=generator) * config.input_noise
+            drawn = torch.multinomial(allowed, config.batch_size, replacement=True, generator=generator)
+            noise = torch.randn((*drawn.shape, inputs.shape[1]), generator=generator) * config.input_noise
+            rows, noise = drawn.to(self.device), noise.to(self.device)
             loss = functional.mse_loss(network.members(network.normalise(inputs[rows]) + noise), targets[rows])
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
@@ -117,10 +119,15 @@ class CrossFittedCritic:
 class _Values(nn.Module):
     """E value networks with common normalisation; outputs start at `base` (E,), each network's mean outcome."""
 
+    mean: Tensor
+    scale: Tensor
+    base: Tensor
+
     def __init__(self, inputs: Tensor, base: Tensor, width: int) -> None:
         super().__init__()
         members = len(base)
-        self.mean, self.scale = inputs.mean(0), inputs.std(0, unbiased=False).clamp_min(1e-2)
+        self.register_buffer("mean", inputs.mean(0))
+        self.register_buffer("scale", inputs.std(0, unbiased=False).clamp_min(1e-2))
         self.layers = nn.Sequential(
             MemberLinear(members, inputs.shape[1], width),
             nn.SiLU(),
@@ -128,7 +135,7 @@ class _Values(nn.Module):
             nn.SiLU(),
             MemberLinear(members, width, 1, zero=True),
         )
-        self.base = base[:, None]
+        self.register_buffer("base", base[:, None])
         self.count = members
 
     def normalise(self, inputs: Tensor) -> Tensor:

@@ -239,7 +239,8 @@ class Environment(Protocol):
 
 @runtime_checkable
 class Policy(Protocol):
-    """Stateless between calls: everything a decision depends on is in the observation and the noise."""
+    """Stateless between calls: everything a decision depends on is in the observation and the noise. Tensors go in and come out
+    on the CPU, wherever the weights are."""
 
     @property
     def noise_size(self) -> int:

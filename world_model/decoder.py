@@ -54,8 +54,8 @@ class FrameDecoder(nn.Module):
 
     @torch.no_grad()
     def frames(self, state: Tensor) -> dict[str, Tensor]:
-        """Camera -> (N, V, V, 3) uint8."""
-        pixels = (self(state) * 255).round().to(torch.uint8)
+        """Camera -> (N, V, V, 3) uint8, on the CPU."""
+        pixels = (self(state.to(self.enter.weight.device)) * 255).round().to(torch.uint8).cpu()
         return {camera: pixels[..., 3 * i : 3 * i + 3] for i, camera in enumerate(self.cameras)}
 
 
@@ -73,15 +73,16 @@ def fit_decoder(
     Pixels that differ from the mean picture (arm, objects) count more: they are a twentieth of the frame and all of the story.
     """
     target = torch.cat([frames[camera] for camera in decoder.cameras], dim=-1)
-    background = target.float().mean(0) / 255
+    device = decoder.enter.weight.device
+    background = (target.float().mean(0) / 255).to(device)
     optimiser = torch.optim.AdamW(decoder.parameters(), lr=config.learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, config.steps)
     generator = torch.Generator().manual_seed(seed)
     error = 0.0
     for step in range(config.steps):
         rows = torch.randint(0, len(state), (config.batch_size,), generator=generator)
-        wanted = target[rows].float() / 255
-        difference = (decoder(state[rows]) - wanted).abs()
+        wanted = target[rows].to(device).float() / 255
+        difference = (decoder(state[rows].to(device)) - wanted).abs()
         weight = 1.0 + 4.0 * ((wanted - background).abs() > 0.06)
         loss = (difference * weight).mean()
         optimiser.zero_grad(set_to_none=True)

@@ -43,13 +43,10 @@ class ImaginedEnvironment:
         self._decision = 0
         return observation
 
-    @torch.no_grad()
     def step(self, actions: Tensor) -> Step:
         """Imagine one chunk (B, H, A) in every row; a row whose numbers leave the finite is censored, never rewarded."""
         begin = time.perf_counter()
-        members = self.network.members
-        following, logit = self.network(self._state.expand(members, -1, -1), actions.flatten(1).expand(members, -1, -1))
-        hazard, state = logit.sigmoid(), following.mean(0)
+        state, hazard = self.network.imagine(self._state, actions.flatten(1))
         broken = ~(torch.isfinite(state).all(-1) & torch.isfinite(hazard).all(0))
         self._status[broken] = int(Status.CENSORED)
         stopped = self._status == int(Status.CENSORED)

@@ -7,7 +7,7 @@ control steps of a chunk, A action dimensions, C = H x A.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -53,7 +53,7 @@ class LatentConfig:
 
 class LatentWorldModel:
     """Implements `wmrl.types.ImaginedWorld` for robots. `beginnings(starts)` gives the encoded first observation of real
-    starts."""
+    starts. The ensemble lives on `device` and computes in `precision`; rollouts come and go on the CPU."""
 
     def __init__(
         self,
@@ -64,13 +64,21 @@ class LatentWorldModel:
         horizon: int,
         beginnings: Callable[[Sequence[Start]], Observation],
         width: int = 256,
+        device: torch.device | str = "cpu",
+        precision: str = "off",
     ) -> None:
         self.config, self.horizon, self.beginnings, self.width = config, horizon, beginnings, width
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            self.network = ChunkEnsemble(
-                state_size, chunk_size, members=config.members, width=config.width, blocks=config.blocks
+            network = ChunkEnsemble(
+                state_size,
+                chunk_size,
+                members=config.members,
+                width=config.width,
+                blocks=config.blocks,
+                precision=precision,
             )
+        self.network, self.device = network.to(device), torch.device(device)
         self.optimiser = torch.optim.AdamW(self.network.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
         self.version = 0
 
@@ -94,13 +102,11 @@ class LatentWorldModel:
     def member_hazards(self, rollouts: Rollouts) -> Tensor:
         """(E, B, T) success probability of each recorded chunk, replayed from the first observation along the mean state."""
         self.network.eval()
-        state = states_of(rollouts)[:, 0].expand(self.config.members, -1, -1)
+        state = states_of(rollouts)[:, 0]
         hazards = []
         for step in range(rollouts.rewards.shape[1]):
-            chunk = rollouts.actions[:, step].flatten(1).expand(self.config.members, -1, -1)
-            following, logit = self.network(state, chunk)
-            hazards.append(logit.sigmoid() * (rollouts.mask[:, step] > 0))
-            state = following.mean(0).expand_as(state)
+            state, hazard = self.network.imagine(state, rollouts.actions[:, step].flatten(1))
+            hazards.append(hazard * (rollouts.mask[:, step] > 0))
         return torch.stack(hazards, dim=-1)
 
     def fit(self, rollouts: Rollouts, *, seed: int) -> dict[str, float]:
@@ -108,6 +114,7 @@ class LatentWorldModel:
         data = Transitions.of(rollouts)
         sequences = Sequences.of(rollouts)
         taken = torch.nonzero(sequences.taken)
+        sequences = sequences.to(self.device)
         if self.version == 0:
             self._set_scales(data)
         passes = self.config.passes if self.version == 0 else self.config.refresh_passes
@@ -115,7 +122,7 @@ class LatentWorldModel:
         generator = torch.Generator().manual_seed(seed)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimiser, steps, eta_min=self.config.learning_rate / 20)
         self.network.train()
-        sums = torch.zeros(2)
+        sums = torch.zeros(2, device=self.device)
         for _ in range(steps):
             sums += self._fit_step(sequences, taken, generator)
             schedule.step()
@@ -123,18 +130,20 @@ class LatentWorldModel:
             group["lr"] = group["initial_lr"] = self.config.learning_rate
         self.network.eval()
         self.version += 1
-        change, outcome = (sums / steps).tolist()
+        change, outcome = (sums / steps).cpu().tolist()
         return {"change_loss": change, "outcome_loss": outcome, "transitions": float(len(data)), "fit_steps": float(steps)}
 
     def _fit_step(self, data: Sequences, taken: Tensor, generator: torch.Generator) -> Tensor:
         """One gradient step on pieces of `unroll` chunks that begin at a recorded state and go on from the model's own."""
-        config, network = self.config, self.network
+        config, network, device = self.config, self.network, self.device
         pieces = max(1, config.batch_size // config.unroll)
-        row, first = taken[torch.randint(0, len(taken), (config.members, pieces), generator=generator)].unbind(-1)
+        drawn = taken[torch.randint(0, len(taken), (config.members, pieces), generator=generator)]
+        row, first = drawn.to(device).unbind(-1)
         state = data.state[row, first]
-        state = state + torch.randn(state.shape, generator=generator) * config.input_noise * network.state_scale
+        noise = torch.randn(state.shape, generator=generator).to(device)
+        state = state + noise * config.input_noise * network.state_scale
         inside = torch.ones_like(row, dtype=torch.bool)
-        change_loss, outcome_loss, count = torch.zeros(()), torch.zeros(()), torch.zeros(())
+        change_loss, outcome_loss, count = torch.zeros(3, device=device)
         for offset in range(config.unroll):
             step = (first + offset).clamp_max(data.taken.shape[1] - 1)
             inside = inside & (first + offset < data.taken.shape[1]) & data.taken[row, step]
@@ -206,6 +215,10 @@ class Sequences:
     following: Tensor
     taken: Tensor
     success: Tensor
+
+    def to(self, device: torch.device) -> Sequences:
+        """The same with every tensor on `device`."""
+        return Sequences(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
 
     @staticmethod
     def of(rollouts: Rollouts) -> Sequences:

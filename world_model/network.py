@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from wmrl.device import autocast
 from wmrl.ensemble import MemberLinear
 
 
@@ -31,16 +32,18 @@ class ChunkEnsemble(nn.Module):
 
     The success head reads (state, action) rather than the predicted next state: the prototype measured a replay AUROC of
     0.87-0.90 with the former and 0.79-0.83 with the latter. The whole chunk goes in, since averages lose the timing of the
-    gripper.
+    gripper. `precision` (see `wmrl.device.autocast`) is that of the layers; states, logits and losses stay float32.
     """
 
     state_mean: Tensor
     state_scale: Tensor
     change_scale: Tensor
 
-    def __init__(self, state_size: int, chunk_size: int, *, members: int, width: int, blocks: int) -> None:
+    def __init__(
+        self, state_size: int, chunk_size: int, *, members: int, width: int, blocks: int, precision: str = "off"
+    ) -> None:
         super().__init__()
-        self.members = members
+        self.members, self.precision = members, precision
         self.enter = MemberLinear(members, state_size + chunk_size, width)
         self.blocks = nn.Sequential(*[MemberBlock(members, width) for _ in range(blocks)])
         self.change = MemberLinear(members, width, state_size, zero=True)
@@ -59,6 +62,17 @@ class ChunkEnsemble(nn.Module):
     def normalised(self, state: Tensor, chunk: Tensor) -> tuple[Tensor, Tensor]:
         """As `forward`, with the change in units of its own deviation, which is what the loss compares."""
         inputs = torch.cat([((state - self.state_mean) / self.state_scale).clamp(-8.0, 8.0), chunk], dim=-1)
-        hidden = functional.layer_norm(self.blocks(self.enter(inputs)), (self.enter.bias.shape[-1],))
-        outcome = functional.layer_norm(self.outcome_blocks(self.outcome_enter(inputs)), (self.enter.bias.shape[-1],))
-        return self.change(hidden), self.outcome(outcome)[..., 0]
+        with autocast(state.device, self.precision):
+            hidden = functional.layer_norm(self.blocks(self.enter(inputs)), (self.enter.bias.shape[-1],))
+            outcome = functional.layer_norm(self.outcome_blocks(self.outcome_enter(inputs)), (self.enter.bias.shape[-1],))
+            change, logit = self.change(hidden), self.outcome(outcome)[..., 0]
+        return change.float(), logit.float()
+
+    @torch.no_grad()
+    def imagine(self, state: Tensor, chunk: Tensor) -> tuple[Tensor, Tensor]:
+        """state (B, S), chunk (B, C) -> mean next state (B, S), success probability by member (E, B); CPU tensors in and out,
+        wherever the weights are."""
+        device = self.state_mean.device
+        rows = [tensor.to(device).expand(self.members, -1, -1) for tensor in (state, chunk)]
+        following, logit = self(*rows)
+        return following.mean(0).cpu(), logit.sigmoid().cpu()

@@ -38,6 +38,8 @@ BAD_SETTINGS = {
     "train.stesp=3": "unknown key train.stesp, did you mean train.steps",
     "+train.stesp=3": "unknown key train.stesp, did you mean train.steps",
     "sise=smoke": "unknown key sise",
+    "device=cdua": "expected device cpu, cuda, cuda:N or auto, got 'cdua', did you mean cuda",
+    "autocast=bf16": "expected autocast off or bfloat16, got 'bf16', did you mean bfloat16",
     "name=a/b": "expected a run name without slashes, got 'a/b'",
 }
 
@@ -78,6 +80,16 @@ def shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Shell:
 @pytest.mark.parametrize("word", BAD_SETTINGS)
 def test_a_setting_that_cannot_be_used_is_refused_before_a_folder_is_made(shell: Shell, word: str) -> None:
     assert re.search(BAD_SETTINGS[word], shell.refusal("demo", word))
+    assert not shell.runs.exists()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_cuda_where_there_is_none_is_refused_before_a_folder_is_made(
+    shell: Shell, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    sentence = shell.refusal(command, "device=cuda")
+    assert sentence == "expected a CUDA device for device=cuda, got 0 that PyTorch can use; set device=cpu or auto"
     assert not shell.runs.exists()
 
 
