@@ -26,13 +26,13 @@ def demonstrate(
     expert = LiftExpert(environment.simulation, environment.goal)
     simulation, records = environment.simulation, []
     success = False
-    while environment.control_steps < environment.spec_task.horizon:
+    while environment.control_steps < environment.spec_task.demonstration_horizon:
         label = expert.act()
         action = _noisy(label, action_noise, generator)
         records.append((observation, label, action))
         status = environment.control_step(action)
         success = status == "success"
-        if status != "running":
+        if status in ("success", "unstable"):
             break
         simulation.update_pose()
         observation = environment.observe()

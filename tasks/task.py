@@ -45,7 +45,8 @@ class Task:
     """What is to be done.
 
     goals              (goal name, instruction) pairs; a goal of the lifting tasks is the colour of the cube to lift
-    horizon            time limit in control steps
+    horizon            time limit of a policy in control steps
+    demonstration_horizon  time limit of a demonstration: an operator may be slower than the task allows
     control_frequency  control steps per simulated second
     lift_height        the goal cube's centre must rise above the table top by more than this, metres
     """
@@ -53,7 +54,8 @@ class Task:
     name: str
     goals: tuple[tuple[str, str], ...]
     scene: Scene = field(default_factory=Scene)
-    horizon: int = 64
+    horizon: int = 40
+    demonstration_horizon: int = 64
     control_frequency: int = 20
     cameras: tuple[str, ...] = CAMERAS
     robot: str = "Panda"

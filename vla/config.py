@@ -40,7 +40,7 @@ class CollectConfig:
     `action_noise` is the deviation of the executed from the commanded action.
     """
 
-    demonstrations: int = 120
+    demonstrations: int = 160
     action_noise: float = 0.2
 
     def __post_init__(self) -> None:

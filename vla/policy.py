@@ -29,7 +29,8 @@ class PolicyConfig:
     action_size: int = 7
     bins: int = 25
     head_size: int = 512
-    temperature: float = 1.0
+    temperature: float = 0.5
+    """Of sampling, in training and evaluation. At 1 the exploration of single tokens drowns what it finds out."""
 
     def __post_init__(self) -> None:
         for name in ("chunk", "action_size", "head_size"):
@@ -107,12 +108,16 @@ class ChunkPolicy(nn.Module):
 
     @torch.no_grad()
     def act(self, observation: Observation, noise: Tensor | None) -> Decision:
-        """Decide on encoded observations; noise (B, K) uniforms, inverse-CDF per token; None decodes greedily (mean of the
-        bins)."""
+        """Decide on encoded observations; noise (B, K) uniforms, inverse-CDF per token; None decodes greedily.
+
+        Greedy is the mean of the bins at temperature 1, whatever the temperature of sampling: of one base policy it solved
+        0.61 of 300 starts, the mean at temperature 0.5 only 0.44 of 200.
+        """
         inputs = {name: observation[name] for name in ("features", "proprio", "language")}
-        log_probs = self._log_softmax(inputs)
+        logits = self._logits(inputs)
+        log_probs = (logits / self.config.temperature).log_softmax(-1)
         if noise is None:
-            values = (log_probs.exp() * self.centres).sum(-1)
+            values = (logits.softmax(-1) * self.centres).sum(-1)
             chosen = self._nearest_bin(values)
         else:
             cumulative = log_probs.exp().cumsum(-1)
@@ -125,12 +130,12 @@ class ChunkPolicy(nn.Module):
     def log_prob(self, inputs: Mapping[str, Tensor], actions: Tensor) -> Tensor:
         """(…, K) log-probabilities of the bins nearest to actions (…, H, A)."""
         chosen = self._nearest_bin(actions.flatten(-2).to(self.device))
-        return self._log_softmax(inputs).gather(-1, chosen[..., None])[..., 0].cpu()
+        log_probs = (self._logits(inputs) / self.config.temperature).log_softmax(-1)
+        return log_probs.gather(-1, chosen[..., None])[..., 0].cpu()
 
-    def _log_softmax(self, inputs: Mapping[str, Tensor]) -> Tensor:
+    def _logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
         features, proprio = (inputs[name].to(self.device) for name in ("features", "proprio"))
-        logits = self.head(features, proprio) / self.config.temperature
-        return logits.log_softmax(-1)
+        return self.head(features, proprio)
 
     def _nearest_bin(self, values: Tensor) -> Tensor:
         return ((values.clamp(-1.0, 1.0) + 1.0) * 0.5 * (self.config.bins - 1)).round().long()

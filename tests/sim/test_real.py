@@ -25,7 +25,7 @@ def hash_rows(tensors):
     return hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in tensors)).hexdigest()
 
 
-def play(environment, starts, decisions=8, seed=0):
+def play(environment, starts, decisions=5, seed=0):
     """A fixed random policy; (hash of the first pictures of each row, status, last proprioception bytes)."""
     generator = torch.Generator().manual_seed(seed)
     observation = environment.reset(starts)
@@ -46,7 +46,7 @@ def play_waves(environment, starts):
 
 def test_it_is_an_environment_and_observes_what_it_promises(real):
     world: Environment = real
-    assert isinstance(world, Environment) and not world.imagined and world.max_decisions == 8
+    assert isinstance(world, Environment) and not world.imagined and world.max_decisions == 5
     observation = real.reset(make_starts("lift_cube", "train", 3))
     shapes = {name: tuple(value.shape) for name, value in observation.items() if name != "instruction"}
     assert shapes == {
@@ -98,8 +98,8 @@ def test_killed_worker_costs_nothing_but_time(real, caplog):
     before = real.num_restarts
     with caplog.at_level(logging.WARNING):
         real.reset(starts)
-        for decision in range(8):
-            if decision in (3, 5):
+        for decision in range(5):
+            if decision in (2, 4):
                 os.kill(real.worker_pids()[1], signal.SIGKILL)
             step = real.step(torch.rand(4, 8, 7, generator=generator) * 2 - 1)
     assert step.status.tolist() == undisturbed[1]
@@ -156,14 +156,14 @@ def test_finished_rows_are_not_simulated_further(real, stage):
         chunks.append(plan_chunk(local, expert))
     real.reset([start, make_starts("lift_cube", "train", 2)[1]])
     rewards, steps = [], []
-    for decision in range(8):
+    for decision in range(5):
         chunk = torch.zeros(2, 8, 7)
         if decision < len(chunks):
             chunk[0] = torch.from_numpy(chunks[decision])
         steps.append(real.step(chunk))
         rewards.append(steps[-1].reward.tolist())
     ended = len(chunks) - 1
-    assert [r[0] for r in rewards] == [1.0 if i == ended else 0.0 for i in range(8)]
+    assert [r[0] for r in rewards] == [1.0 if i == ended else 0.0 for i in range(5)]
     assert all(
         s.status[0] == Status.SUCCESS and s.alive[0] == 0.0 and (i == ended or s.seconds[0] == 0.0)
         for i, s in enumerate(steps)
@@ -198,7 +198,7 @@ def test_recorded_frames_show_every_control_step(real):
 def test_bad_input_is_refused_before_any_simulation(real):
     with pytest.raises(ValueError, match="did you mean 'lift_cube'"):
         RealEnvironment("lift_cub")
-    with pytest.raises(ValueError, match="expected a chunk of 1 to 64 control steps"):
+    with pytest.raises(ValueError, match="expected a chunk of 1 to 40 control steps"):
         RealEnvironment(chunk=65)
     with pytest.raises(ValueError, match="expected num_workers of at least 1, got 0"):
         RealEnvironment(num_workers=0)

@@ -1,5 +1,7 @@
 """What the policy promises: exact log-probabilities, one instruction per row, finite numbers, greedy and sampled decoding."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -45,6 +47,17 @@ def test_greedy_is_the_mean_of_the_bins_and_uses_no_noise(small_policy: ChunkPol
     logits = small_policy.head(inputs["features"], inputs["proprio"])
     mean = (logits.softmax(-1) * torch.linspace(-1, 1, 25)).sum(-1)
     assert torch.allclose(small_policy.act(inputs, None).actions.flatten(1), mean, atol=1e-6)
+
+
+def test_temperature_sharpens_sampling_and_leaves_greedy_alone(small_policy: ChunkPolicy) -> None:
+    inputs = encoded(small_policy, 2)
+    greedy = small_policy.act(inputs, None).actions
+    logits = small_policy.head(inputs["features"], inputs["proprio"])
+    for temperature in (0.25, 2.0):
+        small_policy.config = replace(small_policy.config, temperature=temperature)
+        assert torch.equal(small_policy.act(inputs, None).actions, greedy)
+        expected = (logits / temperature).log_softmax(-1)[..., 12]  # the bin at 0
+        assert torch.allclose(small_policy.log_prob(inputs, torch.zeros(2, 3, 7)), expected, atol=1e-6)
 
 
 def test_every_row_reads_its_own_instruction(small_policy: ChunkPolicy) -> None:
