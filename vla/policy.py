@@ -133,6 +133,11 @@ class ChunkPolicy(nn.Module):
         log_probs = (self._logits(inputs) / self.config.temperature).log_softmax(-1)
         return log_probs.gather(-1, chosen[..., None])[..., 0].cpu()
 
+    def mean(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """(…, K) mean of every token's distribution, as it is sampled from."""
+        probabilities = (self._logits(inputs) / self.config.temperature).softmax(-1)
+        return (probabilities * self.centres).sum(-1).cpu()
+
     def _logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
         features, proprio = (inputs[name].to(self.device) for name in ("features", "proprio"))
         return self.head(features, proprio)

@@ -18,7 +18,7 @@ def test_the_last_line_is_one_json_object_whose_numbers_fit_together():
     )
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["benchmark"] == "imagination"
-    assert result["n"] == 128  # random weights lift nothing: sixteen rollouts of eight chunks
+    assert result["n"] == 80  # random weights lift nothing: sixteen rollouts of five chunks
     assert (result["real_width"], result["imagined_width"]) == (16, 8)
     assert set(result["imagined_step_cpu_seconds_per_chunk"]) == {"2", "8"}
     ratio = result["real_cpu_seconds_per_chunk"] / result["imagined_cpu_seconds_per_chunk"]
