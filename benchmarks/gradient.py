@@ -24,14 +24,12 @@ from vla.checkpoint import read_policy
 from vla.config import STARTS_PER_SEED, RunConfig
 from vla.encoded import EncodedEnvironment
 from vla.policy import ChunkPolicy
+from vla.session import PURPOSES
 from wmrl.collect import collect, expand
 from wmrl.config import load_resolved
 from wmrl.correction.advantages import real_advantages
 from wmrl.critic import CrossFittedCritic
 from wmrl.types import Rollouts
-
-OFFSET = 3_000
-"""These training starts lie between those of base rollouts and of perturbed demonstrations, used for nothing else."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +128,8 @@ def main() -> None:
     if given["temperature"]:
         policy.config = replace(policy.config, temperature=float(given["temperature"]))
     task, simulator = get_task(config.task), config.simulator
-    starts = make_starts(task, "train", num_starts, config.seed * STARTS_PER_SEED + OFFSET)
+    first = config.seed * STARTS_PER_SEED + PURPOSES["gradient benchmark"]
+    starts = make_starts(task, "train", num_starts, first)
     rows, members = expand(starts, config.train.correction.group_size)
     size = policy.config.encoder.image_size
     with RealEnvironment(

@@ -28,7 +28,13 @@ from wmrl.ledger import Ledger
 from wmrl.run_folder import RunFolder
 from wmrl.types import Rollouts, Start
 
-PURPOSES = {"demonstrations": 0, "base rollouts": 2_000, "perturbed demonstrations": 6_000, "training": 10_000}
+PURPOSES = {
+    "demonstrations": 0,
+    "base rollouts": 2_000,
+    "gradient benchmark": 3_000,
+    "perturbed demonstrations": 6_000,
+    "training": 10_000,
+}
 """Where each purpose's starts begin within the training starts of a run seed, so that none is used for two."""
 
 MAY_CHANGE = ("simulator.workers", "simulator.timeout_seconds", "evaluate.videos", "runs", "device")
