@@ -135,7 +135,8 @@ def main() -> None:
     with RealEnvironment(
         task, width=simulator.width, num_workers=simulator.workers, chunk=policy.config.chunk, image_size=size
     ) as environment:
-        rollouts = collect(EncodedEnvironment(environment, policy), policy, rows, members, seed=5)
+        world, recorded = EncodedEnvironment(environment, policy), config.train.recorded
+        rollouts = collect(world, policy, rows, members, seed=5, record=recorded)
     results = measure(policy, rollouts, config, num_parts)
     success = float(rollouts.returns().mean())
     print(f"{len(rollouts)} rollouts of {num_starts} starts, temperature {policy.config.temperature:g}, success {success:.3f}")

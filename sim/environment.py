@@ -29,6 +29,10 @@ commanded opening in [-1, 1] (+1 closed; part of the controller's state), and gr
 OBJECT = ("x", "y", "z", "cos_4_yaw", "sin_4_yaw")
 """Per cube: centre relative to the table-top centre (m), and its yaw up to the quarter turns that a cube does not show."""
 
+GOAL = ("x", "y", "z", "along_grip_x", "along_grip_y", "sideways", "height", "cos_4_yaw", "sin_4_yaw")
+"""The goal cube's centre relative to the grip site (m): in world axes, along the grip's own axes, horizontal distance; its
+height above the table top (m), and its yaw relative to the grip's heading. For critics: no policy reads it."""
+
 
 class Stage:
     """The model of a task and its renderers, shared by all environments of a process. Made lazily; `close` frees OpenGL."""
@@ -89,8 +93,8 @@ class RobotTask(gymnasium.Env):
     """One robot task. Reset with `seed` (the scene) and `options={"instruction": ...}` (the goal; default: the first).
 
     action       (H, 7) float32 in [-1, 1]: dx dy dz droll dpitch dyaw gripper (+1 closes); beyond is clipped and counted
-    observation  `pixels` (dict of cameras, uint8 upright RGB), `proprio` (P,), `objects` (O,) privileged,
-                 `time` (1,) share of the horizon used
+    observation  `pixels` (dict of cameras, uint8 upright RGB), `proprio` (P,), `objects` (O,) and `goal` (G,)
+                 privileged, `time` (1,) share of the horizon used
     info         `is_success`, `status` (running, success, time_limit, unstable), `control_steps`, `clipped`, `instruction`
     """
 
@@ -176,6 +180,7 @@ class RobotTask(gymnasium.Env):
             "pixels": renderer.render_all(self.simulation.data, self.spec_task.cameras),
             "proprio": self.simulation.proprioception(),
             "objects": self.simulation.objects(),
+            "goal": self.simulation.goal_from_grip(self._goal),
             "time": np.array([self._steps / self.spec_task.horizon], dtype=np.float32),
         }
 
@@ -226,6 +231,7 @@ def observation_space(task: Task, image_size: int) -> gymnasium.spaces.Dict:
             "pixels": spaces.Dict({camera: picture for camera in task.cameras}),
             "proprio": spaces.Box(-np.inf, np.inf, (len(PROPRIOCEPTION),), np.float32),
             "objects": spaces.Box(-np.inf, np.inf, (len(OBJECT) * len(task.scene.cubes),), np.float32),
+            "goal": spaces.Box(-np.inf, np.inf, (len(GOAL),), np.float32),
             "time": spaces.Box(0.0, 1.0, (1,), np.float32),
         }
     )

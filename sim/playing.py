@@ -77,7 +77,7 @@ def demonstrate_chunks(
         observations.append(observation)
     return {
         **{f"pixels/{c}": np.stack([o["pixels"][c] for o in observations]) for c in environment.spec_task.cameras},
-        **{name: np.stack([o[name] for o in observations]) for name in ("proprio", "objects", "time")},
+        **{name: np.stack([o[name] for o in observations]) for name in ("proprio", "objects", "goal", "time")},
         "actions": actions,
         "rewards": rewards,
         "mask": mask,

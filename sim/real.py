@@ -37,7 +37,7 @@ class RealEnvironment:
     timeout_seconds  one chunk of all rows of a worker may take this long before the worker counts as hung
 
     Observation: `pixels/agentview`, `pixels/wrist` uint8 (B, S, S, 3); `proprio` float32 (B, P); `objects` float32 (B, O)
-    privileged; `time` float32 (B, 1) share of the horizon used; `instruction` list of B str.
+    and `goal` (B, G) privileged; `time` float32 (B, 1) share of the horizon used; `instruction` list of B str.
     """
 
     imagined = False
@@ -225,7 +225,7 @@ class RealEnvironment:
             f"pixels/{camera}": torch.from_numpy(np.stack([row["pixels"][camera] for row in rows]))
             for camera in self.task.cameras
         }
-        for name in ("proprio", "objects", "time"):
+        for name in ("proprio", "objects", "goal", "time"):
             batch[name] = torch.from_numpy(np.stack([row[name] for row in rows]))
         batch["instruction"] = [start.instruction for start in self._starts]
         return batch

@@ -119,6 +119,15 @@ class Simulation:
             rows.extend([*(position - (0.0, 0.0, TABLE_TOP)), np.cos(4 * yaw), np.sin(4 * yaw)])
         return np.array(rows, dtype=np.float32)
 
+    def goal_from_grip(self, color: str) -> np.ndarray:
+        """(G,) float32 privileged: the goal cube as the grip has it, see `sim.environment.GOAL`. Call `update_pose` first."""
+        position, yaw = self.cube_pose(self.compiled.task.scene.cubes.index(color))
+        grip, rotation = self.grip_pose()
+        gap = position - grip
+        turn = 4.0 * (yaw - np.arctan2(rotation[1, 0], rotation[0, 0]))
+        parts = (gap, rotation[:, :2].T @ gap, [np.linalg.norm(gap[:2]), position[2] - TABLE_TOP, np.cos(turn), np.sin(turn)])
+        return np.concatenate(parts).astype(np.float32)
+
     def cube_pose(self, index: int) -> tuple[np.ndarray, float]:
         """World position (3,) of a cube's centre, and its yaw in radians."""
         address = self.compiled.layout.cube_qpos[index]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tasks.task import get_task
+from tasks.task import get_task, require_known
 from vla.imitation import ImitationConfig
 from vla.policy import PolicyConfig
 from wmrl.correction import CorrectionConfig
@@ -18,6 +18,11 @@ from world_model.latent import LatentConfig
 
 STARTS_PER_SEED = 20_000
 """Training starts that one run seed may use; run seeds use disjoint ones."""
+
+
+POLICY_INPUTS = ("features", "proprio", "language")
+PRIVILEGED = ("goal", "objects", "time")
+"""Entries of a real observation that no policy reads."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,14 @@ class TrainConfig:
     objective: ObjectiveConfig = field(default_factory=lambda: ObjectiveConfig(learning_rate=2e-4))
     critic: CriticConfig = field(default_factory=CriticConfig)
 
+    @property
+    def recorded(self) -> tuple[str, ...]:
+        """Observation entries that rollouts keep for the critic beside what the policy asks for."""
+        return tuple(name for name in self.critic.inputs if name not in POLICY_INPUTS)
+
     def __post_init__(self) -> None:
+        for name in self.critic.inputs:
+            require_known("critic input", name, (*POLICY_INPUTS, *PRIVILEGED))
         for name in ("steps", "refresh_every", "imagined_starts"):
             if getattr(self, name) < 1:
                 raise ValueError(f"expected {name} >= 1, got {getattr(self, name)}")

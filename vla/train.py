@@ -71,7 +71,8 @@ def build(session: Session, policy: ChunkPolicy) -> Trainer:
         if config.train.critic.enabled
         else None,
     )
-    return Trainer(TrainerConfig(seed=config.seed, refresh_every=config.train.refresh_every), parts, config.train.objective)
+    settings = TrainerConfig(seed=config.seed, refresh_every=config.train.refresh_every, record=config.train.recorded)
+    return Trainer(settings, parts, config.train.objective)
 
 
 def begin(session: Session, trainer: Trainer) -> None:

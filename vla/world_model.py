@@ -65,7 +65,8 @@ def base_rollouts(session: Session) -> Rollouts:
             session.starts("base rollouts", config.world_model.base_groups), config.train.correction.group_size
         )
         with session.ledger.phase("base rollouts"):
-            rollouts = collect(session.encoded(policy), policy, starts, members, seed=base_seed(config), record=FRAMES)
+            record = (*FRAMES, *config.train.recorded)
+            rollouts = collect(session.encoded(policy), policy, starts, members, seed=base_seed(config), record=record)
         save_rollouts(path, rollouts)
     rollouts = load_rollouts(path)
     session.book_once("base rollouts", rollouts)
@@ -80,7 +81,7 @@ def perturbed_demonstrations(session: Session) -> Rollouts:
         starts = session.starts("perturbed demonstrations", config.world_model.perturbed)
         with session.ledger.phase("perturbed demonstrations"):
             raw = perturbed_rollouts(session.environment, starts, seed=derive_seed(config.seed, "perturbed") % 2**32)
-        rollouts = encode_rollouts(raw, session.base_policy())
+        rollouts = encode_rollouts(raw, session.base_policy(), config.train.recorded)
         save_rollouts(path, rollouts)
     rollouts = load_rollouts(path)
     session.book_once("perturbed demonstrations", rollouts)
@@ -142,8 +143,9 @@ def one_chunk_error(model: LatentWorldModel, rollouts: Rollouts) -> float:
     return (error / (((data.following - data.state) / scale)[known]).square().mean()).item()
 
 
-def encode_rollouts(raw: Rollouts, policy: ChunkPolicy) -> Rollouts:
-    """Camera rollouts as the policy's features; log-probabilities are those of the policy (the expert has none)."""
+def encode_rollouts(raw: Rollouts, policy: ChunkPolicy, recorded: Sequence[str] = ()) -> Rollouts:
+    """Camera rollouts as the policy's features, and the entries `recorded` as they are; log-probabilities are those of the
+    policy (the expert has none)."""
     instructions = [start.instruction for start in raw.starts]
     steps = [
         policy.encode({**{k: v[:, t] for k, v in raw.inputs.items()}, "instruction": instructions})
@@ -154,6 +156,8 @@ def encode_rollouts(raw: Rollouts, policy: ChunkPolicy) -> Rollouts:
     with torch.no_grad():
         log_probs = policy.log_prob(inputs, raw.actions)
     token_mask = torch.ones_like(log_probs, dtype=torch.bool)
+    inputs |= {name: raw.inputs[name] for name in recorded}
+    final |= {name: raw.final[name] for name in recorded}
     return replace(raw, inputs=inputs, final=final, log_probs=log_probs, token_mask=token_mask, extra={})
 
 

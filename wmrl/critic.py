@@ -25,7 +25,8 @@ class CriticConfig:
 
     enabled: bool = True
     inputs: tuple[str, ...] = ("features", "proprio")
-    """Names of the policy inputs that the critic reads; the decision index is added: a deadline makes values depend on it."""
+    """What the critic reads: policy inputs, or observation entries that the rollouts record beside them (privileged state, as
+    in asymmetric actor-critic, arXiv 1710.06542). The decision index is added: a deadline makes values depend on it."""
     folds: int = 4
     members_per_fold: int = 2
     width: int = 64
@@ -74,6 +75,12 @@ class CrossFittedCritic:
 
     def _table(self, rollouts: Rollouts) -> Tensor:
         """(B, T, I) inputs with the decision index as one-hot."""
+        missing = [name for name in self.config.inputs if name not in rollouts.inputs]
+        if missing:
+            raise ValueError(
+                f"expected rollouts that record {missing[0]!r} for the critic, found {sorted(rollouts.inputs)}; "
+                "collect them again, or change critic.inputs"
+            )
         batch, length = rollouts.rewards.shape
         index = functional.one_hot(torch.arange(length), self.num_decisions).float().expand(batch, -1, -1)
         return torch.cat([*(rollouts.inputs[name].float() for name in self.config.inputs), index], dim=-1)

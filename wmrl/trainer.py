@@ -33,7 +33,7 @@ class StatefulWorld(ImaginedWorld, Protocol):
 @dataclass(frozen=True)
 class TrainerConfig:
     """seed of everything random; refresh_every steps the world model is fitted again (0: never); record names observation
-    entries that the buffer keeps beside the policy's inputs (what the world model learns from)."""
+    entries that real rollouts keep beside the policy's inputs (what the critic or the world model learns from)."""
 
     seed: int = 0
     refresh_every: int = 4

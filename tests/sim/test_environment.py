@@ -162,10 +162,29 @@ def test_proprioception_and_objects_mean_what_their_names_say(environment):
     assert np.allclose(after[:3], grip - (0, 0, TABLE_TOP), atol=1e-6) and np.allclose(after[3:6], rotation[:, 0], atol=1e-6)
 
 
+def test_goal_is_the_instructed_cube_as_the_grip_has_it(environment):
+    instruction = environment.spec_task.goals[1][1]
+    observation, _ = environment.reset(seed=11, options={"instruction": instruction})
+    simulation = environment.simulation
+    cube, yaw = simulation.cube_pose(1)
+    grip, rotation = simulation.grip_pose()
+    goal = observation["goal"]
+    assert np.allclose(goal[:3], cube - grip, atol=1e-6) and np.isclose(goal[6], cube[2] - TABLE_TOP, atol=1e-6)
+    assert np.allclose(
+        goal[3] * rotation[:, 0] + goal[4] * rotation[:, 1] + (goal[:3] @ rotation[:, 2]) * rotation[:, 2], goal[:3]
+    )
+    assert np.isclose(goal[5], np.hypot(goal[0], goal[1]), atol=1e-6)
+    turn = 4 * (yaw - np.arctan2(rotation[1, 0], rotation[0, 0]))
+    assert np.allclose(goal[7:], [np.cos(turn), np.sin(turn)], atol=1e-6)
+    other, _ = environment.reset(seed=11)
+    assert not np.allclose(other["goal"][:3], goal[:3]) and np.array_equal(other["objects"], observation["objects"])
+
+
 def test_observation_space_is_known_without_a_simulator(task):
     space = observation_space(task, 64)
     assert space["pixels"] == Dict({camera: Box(0, 255, (64, 64, 3), np.uint8) for camera in ("agentview", "wrist")})
     assert space["proprio"].shape == (15,) and space["objects"].shape == (10,)
+    assert space["goal"].shape == (9,)
 
 
 def test_resets_with_pictures_do_not_leak_and_a_closed_stage_renders_the_same_again(task, stage):

@@ -54,6 +54,7 @@ def test_it_is_an_environment_and_observes_what_it_promises(real):
         "pixels/wrist": (3, 64, 64, 3),
         "proprio": (3, 15),
         "objects": (3, 10),
+        "goal": (3, 9),
         "time": (3, 1),
     }
     assert observation["instruction"] == ["lift the red cube", "lift the green cube", "lift the red cube"]

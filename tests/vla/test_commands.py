@@ -30,6 +30,7 @@ BAD_SETTINGS = {
     "train.correction.group_size=0": "expected .*group_size of at least 2, .*; got 0",
     "train.correction.real_groups=0": "expected .*, got .*0",
     "policy.chunk=65": "expected a chunk of 1 to 40 control steps.*got 65",
+    "train.critic.inputs=[gaol,proprio]": "expected a critic input out of .*, got 'gaol': did you mean 'goal'",
     "train.steps=0": "expected steps >= 1, got 0",
     "imitate.steps=0": "expected at least 1 step .* got steps=0",
     "collect.demonstrations=0": "expected at least 1 demonstration, got 0",

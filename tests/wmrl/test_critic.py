@@ -73,6 +73,12 @@ def test_without_values_advantages_are_leave_one_out_and_with_decay_one_outcome_
     assert torch.allclose(real_advantages(judged, decay=1.0).float(), expected, atol=1e-5)
 
 
+def test_rollouts_without_what_the_critic_reads_are_an_error() -> None:
+    critic = CrossFittedCritic(replace(CONFIG, inputs=("features", "goal")), num_decisions=3)
+    with pytest.raises(ValueError, match="that record 'goal' for the critic.*collect them again"):
+        critic.judge(lottery(), seed=0)
+
+
 def test_a_resumed_critic_judges_like_the_uninterrupted_one() -> None:
     whole = CrossFittedCritic(CONFIG, num_decisions=3)
     whole.judge(lottery(seed=1), seed=0)
