@@ -33,6 +33,9 @@ GOAL = ("x", "y", "z", "along_grip_x", "along_grip_y", "sideways", "height", "co
 """The goal cube's centre relative to the grip site (m): in world axes, along the grip's own axes, horizontal distance; its
 height above the table top (m), and its yaw relative to the grip's heading. For critics: no policy reads it."""
 
+NUMBERS = ("proprio", "objects", "goal", "time")
+"""The entries of an observation that are vectors."""
+
 
 class Stage:
     """The model of a task and its renderers, shared by all environments of a process. Made lazily; `close` frees OpenGL."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.environment import ACTION_NAMES, RobotTask
+from sim.environment import ACTION_NAMES, NUMBERS, RobotTask
 from sim.lifting import LiftExpert
 from sim.perturbations import draw_perturbation
 
@@ -77,7 +77,7 @@ def demonstrate_chunks(
         observations.append(observation)
     return {
         **{f"pixels/{c}": np.stack([o["pixels"][c] for o in observations]) for c in environment.spec_task.cameras},
-        **{name: np.stack([o[name] for o in observations]) for name in ("proprio", "objects", "goal", "time")},
+        **{name: np.stack([o[name] for o in observations]) for name in NUMBERS},
         "actions": actions,
         "rewards": rewards,
         "mask": mask,

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sim.environment import ACTION_NAMES, OBJECT, PROPRIOCEPTION, check_actions, check_camera
+from sim.environment import ACTION_NAMES, NUMBERS, OBJECT, PROPRIOCEPTION, check_actions, check_camera
 from sim.workers import Message, WorkerPool
 from tasks.task import Task, get_task
 from wmrl.types import Observation, Start, Status, Step
@@ -225,7 +225,7 @@ class RealEnvironment:
             f"pixels/{camera}": torch.from_numpy(np.stack([row["pixels"][camera] for row in rows]))
             for camera in self.task.cameras
         }
-        for name in ("proprio", "objects", "goal", "time"):
+        for name in NUMBERS:
             batch[name] = torch.from_numpy(np.stack([row[name] for row in rows]))
         batch["instruction"] = [start.instruction for start in self._starts]
         return batch

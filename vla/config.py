@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tasks.task import get_task, require_known
 from vla.imitation import ImitationConfig
-from vla.policy import PolicyConfig
+from vla.policy import ENCODED, PolicyConfig
 from wmrl.correction import CorrectionConfig
 from wmrl.critic import CriticConfig
 from wmrl.device import check_device_name, check_precision
@@ -19,8 +19,6 @@ from world_model.latent import LatentConfig
 STARTS_PER_SEED = 20_000
 """Training starts that one run seed may use; run seeds use disjoint ones."""
 
-
-POLICY_INPUTS = ("features", "proprio", "language")
 PRIVILEGED = ("goal", "objects", "time")
 """Entries of a real observation that no policy reads."""
 
@@ -92,11 +90,11 @@ class TrainConfig:
     @property
     def recorded(self) -> tuple[str, ...]:
         """Observation entries that rollouts keep for the critic beside what the policy asks for."""
-        return tuple(name for name in self.critic.inputs if name not in POLICY_INPUTS)
+        return tuple(name for name in self.critic.inputs if name not in ENCODED)
 
     def __post_init__(self) -> None:
         for name in self.critic.inputs:
-            require_known("critic input", name, (*POLICY_INPUTS, *PRIVILEGED))
+            require_known("critic input", name, (*ENCODED, *PRIVILEGED))
         for name in ("steps", "refresh_every", "imagined_starts"):
             if getattr(self, name) < 1:
                 raise ValueError(f"expected {name} >= 1, got {getattr(self, name)}")

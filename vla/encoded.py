@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from vla.policy import ChunkPolicy
+from vla.policy import ENCODED, ChunkPolicy
 from wmrl.types import Environment, Observation, Start, Step
 
 
@@ -63,6 +63,6 @@ class Beginnings:
             observation = self.environment.reset(padded)
             self.num_resets += len(wave)
             for row, start in enumerate(wave):
-                self._known[start.group_key] = {key: observation[key][row] for key in ("features", "proprio", "language")}
+                self._known[start.group_key] = {key: observation[key][row] for key in ENCODED}
         rows = [self._known[start.group_key] for start in starts]
-        return {key: torch.stack([row[key] for row in rows]) for key in ("features", "proprio", "language")}
+        return {key: torch.stack([row[key] for row in rows]) for key in ENCODED}
