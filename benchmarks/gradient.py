@@ -135,7 +135,7 @@ def main() -> None:
     with RealEnvironment(
         task, width=simulator.width, num_workers=simulator.workers, chunk=policy.config.chunk, image_size=size
     ) as environment:
-        world, recorded = EncodedEnvironment(environment, policy), config.train.recorded
+        world, recorded = EncodedEnvironment(environment, policy), config.recorded
         rollouts = collect(world, policy, rows, members, seed=5, record=recorded)
     results = measure(policy, rollouts, config, num_parts)
     success = float(rollouts.returns().mean())

@@ -2,7 +2,9 @@
 
 Run `python -m benchmarks.imagination`; prints a table and, last, one JSON line. Everything has the sizes of the default run,
 one torch thread, and random weights: what a chunk costs depends on sizes, not on weights. (A better policy ends real rollouts
-earlier; the cost is per chunk that was executed.) That an imagined chunk is cheap says nothing about what it is worth.
+earlier; the cost is per chunk that was executed.) Imagination begins at first states here, which have to be rendered; at
+keyframes nothing is rendered, but rows past their deadline are computed along with the rest of their wave. That an imagined
+chunk is cheap says nothing about what it is worth.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from tasks.starts import make_starts
 from tasks.task import get_task
 from vla.config import RunConfig
 from vla.encoded import Beginnings, EncodedEnvironment
-from vla.policy import ChunkPolicy
+from vla.policy import ENCODED, ChunkPolicy
 from vla.world_model import build_model
 from wmrl.collect import collect, expand
 from wmrl.types import Rollouts, concatenate
@@ -79,18 +81,19 @@ def measure(config: RunConfig, widths: Sequence[int], num_waves: int) -> tuple[C
         real, clock = EncodedEnvironment(environment, policy), Clock(environment)
         collect(real, policy, make_starts(task, "train", 1, len(starts)), [0], seed=SEED)  # starts workers and language model
         begun = clock()
-        beginnings = Beginnings(real)
+        beginnings = Beginnings(real, names=(*ENCODED, *config.world_model.latent.privileged))
         beginnings(starts)
         beginning = (clock() - begun) / len(starts)
         model = build_model(config, policy, beginnings)
         worlds = [
-            ImaginedEnvironment(model.network, horizon=model.horizon, beginnings=beginnings, width=width) for width in widths
+            ImaginedEnvironment(model.network, sizes=model.sizes, horizon=model.horizon, beginnings=beginnings, width=width)
+            for width in widths
         ]
         waves, spent = [], torch.zeros(1 + len(widths), dtype=torch.float64)
         for number in range(num_waves):
             wave = slice(number * simulator.width, (number + 1) * simulator.width)
             times = [clock()]
-            waves.append(collect(real, policy, rows[wave], members[wave], seed=SEED))
+            waves.append(collect(real, policy, rows[wave], members[wave], seed=SEED, record=config.recorded))
             times.append(clock())
             for world in worlds:
                 collect(world, policy, rows[: world.width], members[: world.width], seed=SEED)
@@ -103,26 +106,30 @@ def measure(config: RunConfig, widths: Sequence[int], num_waves: int) -> tuple[C
     return Costs(float(spent[0]) / chunks, float(played.seconds.sum()) / chunks, beginning, imagined, chunks), played, model
 
 
-def fitting(model: LatentWorldModel, rollouts: Rollouts, passes: float) -> float:
-    """CPU seconds of a fit per transition and pass, measured over `passes`; steps are proportional to both."""
-    model.config = replace(model.config, passes=passes)
+def fitting(model: LatentWorldModel, rollouts: Rollouts, steps: int) -> float:
+    """CPU seconds of a fit per gradient step, measured over at least `steps`, the straight lines included."""
+    model.config = replace(model.config, min_steps=steps)
     begun = time.process_time()
     losses = model.fit(rollouts, seed=SEED)
-    return (time.process_time() - begun) / (losses["fit_steps"] * model.config.batch_size)
+    return (time.process_time() - begun) / losses["fit_steps"]
 
 
-def transition_passes(config: RunConfig, horizon: int) -> tuple[float, float]:
-    """Transitions times passes of the first fit, and of all fits of a run with it (the exam's, the refreshes). No rollout ends
-    early here, so both are upper bounds."""
-    world, train = config.world_model, config.train
+def fit_steps(config: RunConfig, horizon: int) -> tuple[int, int]:
+    """Gradient steps of the first fit, and of all fits of a run with it: the exam's, one a fold, and the refits on all data so
+    far, each from scratch. No rollout ends early here, so both are upper bounds."""
+    world, train, latent = config.world_model, config.train, config.world_model.latent
+
+    def steps(transitions: float) -> int:
+        return max(latent.min_steps, round(latent.passes * transitions / latent.batch_size))
+
     base = world.base_groups * train.correction.group_size * horizon
     perturbed = world.perturbed * horizon
-    exam = base * (world.exam.folds - 1) + perturbed * world.exam.folds
+    fold = base * (world.exam.folds - 1) / world.exam.folds + perturbed
     per_step = train.correction.real_groups * train.correction.group_size * horizon
-    refreshes = range(train.refresh_every, train.steps + 1, train.refresh_every)
-    refreshed = sum(base + perturbed + per_step * steps for steps in refreshes)
-    first = world.latent.passes * (base + perturbed)
-    return first, first + world.latent.passes * exam + world.latent.refresh_passes * refreshed
+    refits = range(train.refresh_every, train.steps + 1, train.refresh_every)
+    first = steps(base + perturbed)
+    refitted = sum(steps(base + perturbed + per_step * done) for done in refits)
+    return first, first + world.exam.folds * steps(fold) + refitted
 
 
 def summarise(config: RunConfig, costs: Costs, fit: float, horizon: int) -> dict[str, Any]:
@@ -130,7 +137,7 @@ def summarise(config: RunConfig, costs: Costs, fit: float, horizon: int) -> dict
     width = max(costs.imagined)
     imagined = costs.imagined[width] + costs.beginning / (config.train.correction.group_size * horizon)
     saved = horizon * (costs.real - imagined)
-    first_fit, all_fits = (fit * count for count in transition_passes(config, horizon))
+    first_fit, all_fits = (fit * count for count in fit_steps(config, horizon))
     return {
         "benchmark": "imagination",
         "n": costs.chunks,
@@ -184,11 +191,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--widths", type=int, nargs="+", default=widths, help="imagined rollouts at once")
     parser.add_argument("--waves", type=int, default=4, help="real waves, each of as many rollouts as the simulator is wide")
-    parser.add_argument("--passes", type=float, default=15.0, help="passes of the measured fit; the printed ones are scaled")
+    steps = config.world_model.latent.min_steps
+    parser.add_argument("--fit-steps", type=int, default=steps, help="least steps of the measured fit; costs are scaled")
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)
     costs, played, model = measure(config, sorted(set(chosen.widths)), chosen.waves)
-    show(summarise(config, costs, fitting(model, played, chosen.passes), model.horizon))
+    show(summarise(config, costs, fitting(model, played, chosen.fit_steps), model.horizon))
 
 
 if __name__ == "__main__":

@@ -142,9 +142,9 @@ def test_imitation_and_a_checkpoint_that_loads_anywhere(device: torch.device, or
 
 def toy_model(where: torch.device, **named: Any) -> LatentWorldModel:
     return LatentWorldModel(
-        LatentConfig(width=32, blocks=1, passes=3.0, refresh_passes=1.0, members=3, batch_size=64),
-        state_size=toy.FEATURES + toy.PROPRIO,
-        chunk_size=toy.CHUNK * toy.ACTIONS,
+        LatentConfig(width=32, passes=3.0, min_steps=1, members=3, batch_size=64),
+        sizes=toy.WITH_GOAL,
+        chunk=(toy.CHUNK, toy.ACTIONS),
         horizon=toy.HORIZON,
         beginnings=toy.beginnings,
         width=8,
@@ -190,11 +190,11 @@ def imagined(policy: ChunkPolicy, where: torch.device) -> Rollouts:
     def beginnings(starts: Sequence[Start]) -> Observation:
         return {name: tensor[[start.seed for start in starts]] for name, tensor in first.items()}
 
-    size = policy.config.encoder.feature_size + policy.config.encoder.proprio_size
+    encoder = policy.config.encoder
     model = LatentWorldModel(
-        LatentConfig(width=16, blocks=1),
-        state_size=size,
-        chunk_size=21,
+        LatentConfig(width=16),
+        sizes={"features": encoder.feature_size, "proprio": encoder.proprio_size},
+        chunk=(policy.config.chunk, policy.config.action_size),
         horizon=2,
         beginnings=beginnings,
         width=8,
@@ -300,5 +300,5 @@ def test_a_world_model_in_bfloat16_predicts_nearly_the_same() -> None:
     assert second == pytest.approx(first, rel=2e-2) and second != first
     difference = (exact.predict(real).mean - rounded.predict(real).mean).abs().max().item()
     assert 0 < difference < 0.02
-    state, chunk = rounded.network.normalised(torch.zeros(3, 2, 6), torch.zeros(3, 2, 6))
-    assert state.dtype == chunk.dtype == torch.float32
+    following, logit = rounded.network(torch.zeros(3, 2, 7), torch.zeros(3, 2, 6))
+    assert following.dtype == logit.dtype == torch.float32

@@ -60,12 +60,16 @@ class WorldModelConfig:
 
     base_groups: int = 16
     perturbed: int = 32
+    width: int = 512
+    """Rollouts imagined at once."""
     latent: LatentConfig = field(default_factory=LatentConfig)
     exam: ExamConfig = field(default_factory=ExamConfig)
 
     def __post_init__(self) -> None:
         if self.base_groups < self.exam.folds:
             raise ValueError(f"expected at least {self.exam.folds} base groups (one per exam fold), got {self.base_groups}")
+        if self.width < 1:
+            raise ValueError(f"expected world_model.width >= 1, got {self.width}")
         if self.perturbed < 1:
             raise ValueError(f"expected perturbed >= 1 (the model must see failures near success), got {self.perturbed}")
 
@@ -79,29 +83,37 @@ class TrainConfig:
     """
 
     steps: int = 12
-    imagined_starts: int = 256
-    """Real start states that imagination may begin at; each is rendered once, none is executed."""
-    refresh_every: int = 2
+    imagine_from: str = "keyframes"
+    """keyframes: states of recorded real rollouts; starts: first states of episodes, where real groups begin too (twins)."""
+    training_starts: int = 256
+    """Starts that real groups are drawn from; with imagine_from=starts imagined ones too, and each is rendered once."""
+    refresh_every: int = 1
     """Steps between fits of the world model."""
-    correction: CorrectionConfig = field(default_factory=CorrectionConfig)
-    objective: ObjectiveConfig = field(default_factory=lambda: ObjectiveConfig(learning_rate=2e-4))
+    correction: CorrectionConfig = field(default_factory=lambda: CorrectionConfig(imagined_groups=256, max_dose=16, dose=8))
+    objective: ObjectiveConfig = field(
+        default_factory=lambda: ObjectiveConfig(
+            learning_rate=2e-4, imagined_learning_rate=5e-5, imagined_epochs=1, imagined_minibatches=1
+        )
+    )
     critic: CriticConfig = field(default_factory=CriticConfig)
-
-    @property
-    def recorded(self) -> tuple[str, ...]:
-        """Observation entries that rollouts keep for the critic beside what the policy asks for."""
-        return tuple(name for name in self.critic.inputs if name not in ENCODED)
 
     def __post_init__(self) -> None:
         for name in self.critic.inputs:
             require_known("critic input", name, (*ENCODED, *PRIVILEGED))
-        for name in ("steps", "refresh_every", "imagined_starts"):
+        for name in ("steps", "refresh_every", "training_starts"):
             if getattr(self, name) < 1:
                 raise ValueError(f"expected {name} >= 1, got {getattr(self, name)}")
-        needed = self.correction.imagined_groups * (1 + max(self.correction.dose, self.correction.max_dose))
-        if self.correction.mode != "real" and self.imagined_starts < needed:
+        if self.imagine_from not in ("keyframes", "starts"):
+            raise ValueError(f"expected train.imagine_from to be keyframes or starts, got {self.imagine_from!r}")
+        if self.imagine_from == "keyframes" and self.correction.mode == "ppi":
+            raise ValueError("expected train.imagine_from=starts with correction.mode=ppi, which needs pairs; got keyframes")
+        correction, needed = self.correction, self.correction.real_groups
+        if self.imagine_from == "starts" and correction.mode != "real":
+            needed = correction.imagined_groups * (1 + max(correction.dose, correction.max_dose))
+        if self.training_starts < needed:
             raise ValueError(
-                f"expected imagined_starts >= {needed} (imagined_groups for every update of a step), got {self.imagined_starts}"
+                f"expected training_starts >= {needed} (groups for every update of a step), got {self.training_starts}; "
+                "raise it, or lower correction.imagined_groups"
             )
 
 
@@ -161,6 +173,8 @@ class RunConfig:
             raise ValueError(
                 f"expected cameras out of {list(task.cameras)} for task {self.task}, got {unknown}; set policy.encoder.cameras"
             )
+        for name in self.world_model.latent.privileged:
+            require_known("world_model.latent.privileged entry", name, PRIVILEGED)
         if not self.name or "/" in self.name:
             raise ValueError(f"expected a run name without slashes, got {self.name!r}; the folder is runs/<name>")
         if self.seed < 0:
@@ -172,6 +186,13 @@ class RunConfig:
             raise ValueError(
                 f"expected at least one demonstration for each of the {goals} goals, got {self.collect.demonstrations}"
             )
+
+    @property
+    def recorded(self) -> tuple[str, ...]:
+        """Observation entries that real rollouts keep beside what the policy asks for: the world model's and the critic's. The
+        same in every mode, since arms share base rollouts."""
+        wanted = (*self.world_model.latent.privileged, *self.train.critic.inputs)
+        return tuple(name for name in dict.fromkeys(wanted) if name not in ENCODED)
 
     @property
     def folder(self) -> Path:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from vla.policy import ENCODED, ChunkPolicy
+from wmrl.buffer import Buffer
+from wmrl.keyframes import observations, place_of
 from wmrl.types import Environment, Observation, Start, Step
 
 
@@ -42,19 +44,25 @@ class EncodedEnvironment:
 
 
 class Beginnings:
-    """First encoded observations of real starts, each rendered once. A reset executes no decision, so it costs time but no
-    budget.
+    """Encoded observations where imagination begins: the first of real starts, each rendered once, and keyframes of the buffer.
+    A reset executes no decision, so it costs time but no budget.
 
-    Calling it gives features (B, F), proprio (B, P) and language (B, L) of B starts.
+    Calling it gives the entries `names` of B starts, (B, ...) each: features, proprio, language, and what else the world model
+    reads.
     """
 
-    def __init__(self, environment: EncodedEnvironment) -> None:
-        self.environment = environment
+    def __init__(
+        self, environment: EncodedEnvironment, *, names: Sequence[str] = ENCODED, buffer: Buffer | None = None
+    ) -> None:
+        self.environment, self.names, self.buffer = environment, tuple(names), buffer
         self.num_resets = 0
         self._known: dict[str, Observation] = {}
 
     def __call__(self, starts: Sequence[Start]) -> Observation:
-        """Rows in the order of the starts."""
+        """Rows in the order of the starts, which are all keyframes or none."""
+        if any(place_of(start) is not None for start in starts):
+            assert self.buffer is not None, "a keyframe without a buffer"
+            return observations(self.buffer.all(), starts, self.names)
         new = list({start.group_key: start for start in starts if start.group_key not in self._known}.values())
         width = self.environment.width
         for begin in range(0, len(new), width):
@@ -63,6 +71,6 @@ class Beginnings:
             observation = self.environment.reset(padded)
             self.num_resets += len(wave)
             for row, start in enumerate(wave):
-                self._known[start.group_key] = {key: observation[key][row] for key in ENCODED}
+                self._known[start.group_key] = {key: observation[key][row] for key in self.names}
         rows = [self._known[start.group_key] for start in starts]
-        return {key: torch.stack([row[key] for row in rows]) for key in ENCODED}
+        return {key: torch.stack([row[key] for row in rows]) for key in self.names}

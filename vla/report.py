@@ -47,7 +47,7 @@ def record_videos(session: Session) -> None:
     real_videos(session, draft, session.base_policy(), starts, "base")
     real_videos(session, draft, final, starts, f"final after step {latest.step}")
     if config.train.correction.mode != "real":
-        model = load_model(session, final, session.encoded(final))
+        model = load_model(session, final)
         model.load_state_dict(latest.state["imagination"])
         real_beside_imagined(session, draft, final, model, starts)
     shutil.rmtree(session.run.videos, ignore_errors=True)

@@ -19,10 +19,11 @@ from wmrl.buffer import Buffer
 from wmrl.checkpoint import load_latest, save_checkpoint
 from wmrl.correction import Correction
 from wmrl.critic import CrossFittedCritic
+from wmrl.keyframes import Keyframes
 from wmrl.noise import derive_seed
 from wmrl.pairing import Twin
 from wmrl.progress import Progress, note, stage
-from wmrl.state_files import load_rollouts
+from wmrl.state_files import load_rollouts, load_state
 from wmrl.trainer import Parts, Trainer, TrainerConfig
 from wmrl.types import Start
 
@@ -56,8 +57,12 @@ def build(session: Session, policy: ChunkPolicy) -> Trainer:
     """The parts of a robot run, by plain calls."""
     config = session.config
     real = session.encoded(policy)
-    correction = Correction(config.train.correction, features=early_behaviour, num_features=NUM_FEATURES)
-    model = load_model(session, policy, real) if correction.uses_model else None
+    at_keyframes = config.train.imagine_from == "keyframes"
+    correction = Correction(
+        config.train.correction, features=early_behaviour, num_features=NUM_FEATURES, judged_by_updates=at_keyframes
+    )
+    buffer = Buffer()
+    model = load_model(session, policy, buffer) if correction.uses_model else None
     parts = Parts(
         environment=real,
         imagination=model,
@@ -65,13 +70,14 @@ def build(session: Session, policy: ChunkPolicy) -> Trainer:
         pairing=Twin(),
         correction=correction,
         starts=StartPool(session),
-        buffer=Buffer(),
+        buffer=buffer,
         ledger=session.ledger,
         critic=CrossFittedCritic(config.train.critic, num_decisions=real.max_decisions, device=session.device)
         if config.train.critic.enabled
         else None,
+        keyframes=Keyframes(buffer, config.seed) if at_keyframes else None,
     )
-    settings = TrainerConfig(seed=config.seed, refresh_every=config.train.refresh_every, record=config.train.recorded)
+    settings = TrainerConfig(seed=config.seed, refresh_every=config.train.refresh_every, record=config.recorded)
     return Trainer(settings, parts, config.train.objective)
 
 
@@ -85,11 +91,20 @@ def begin(session: Session, trainer: Trainer) -> None:
         parts.ledger.record_counts("demonstrations", **spent)
     if parts.correction.uses_model:
         parts.buffer.add(perturbed_demonstrations(session))
-        twin = load_rollouts(session.world_model / "exam_twin.safetensors")
-        parts.correction.seed_evidence(twin, load_rollouts(session.world_model / "exam_real.safetensors"))
+        seed_evidence(session, parts.correction)
         parts.correction.veto(read_exam(session).verdict == "RED")
     trainer.warm_start(base)
     save(session, trainer, parts.policy)
+
+
+def seed_evidence(session: Session, correction: Correction) -> None:
+    """First evidence before training: what the exam's cross-fitted models said of real rollouts that they never saw."""
+    real = load_rollouts(session.world_model / "exam_real.safetensors")
+    if session.config.train.imagine_from == "keyframes":
+        correction.judge_updates(real, load_state(session.world_model / "exam_updates.safetensors")["change"])
+        correction.trust.update(0.0)
+    else:
+        correction.seed_evidence(load_rollouts(session.world_model / "exam_twin.safetensors"), real)
 
 
 class StartPool:
@@ -98,7 +113,7 @@ class StartPool:
 
     def __init__(self, session: Session) -> None:
         self.seed = session.config.seed
-        self.pool = session.starts("training", session.config.train.imagined_starts)
+        self.pool = session.starts("training", session.config.train.training_starts)
 
     def __call__(self, step: int, count: int) -> list[Start]:
         """`count` different starts; asking for more only appends. Every goal gets its share of any even count."""
@@ -108,7 +123,7 @@ class StartPool:
         shuffled = [[rows[i] for i in torch.randperm(len(rows), generator=generator)] for rows in by_goal]
         mixed = [start for turn in zip(*shuffled, strict=False) for start in turn]
         if count > len(mixed):
-            raise ValueError(f"expected at most {len(mixed)} starts a step, asked for {count}; raise train.imagined_starts")
+            raise ValueError(f"expected at most {len(mixed)} starts a step, asked for {count}; raise train.training_starts")
         return mixed[:count]
 
 

@@ -25,6 +25,9 @@ from wmrl.types import Start
 from world_model.decoder import FrameDecoder, fit_decoder
 from world_model.latent import LatentWorldModel, states_of
 
+DECODED = ("features", "proprio")
+"""What the decoder reads: what policy and world model share, so that the picture shows what the policy could know."""
+
 SIZE = 256
 DECISIONS_PER_SECOND = 2.5
 """A chunk of 8 control steps at 20 Hz."""
@@ -59,12 +62,12 @@ def fitted_decoder(session: Session) -> FrameDecoder:
     cameras = tuple(frames)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(session.config.seed, "decoder weights"))
-        decoder = FrameDecoder(states_of(rollouts).shape[-1], cameras, frames[cameras[0]].shape[1]).to(session.device)
+        decoder = FrameDecoder(states_of(rollouts, DECODED).shape[-1], cameras, frames[cameras[0]].shape[1]).to(session.device)
     config = session.config.decoder
     with Progress("decoder", config.steps) as progress:
         fit_decoder(
             decoder,
-            states_of(rollouts)[taken],
+            states_of(rollouts, DECODED)[taken],
             frames,
             config,
             seed=derive_seed(session.config.seed, "decoder") % 2**31,
@@ -83,7 +86,7 @@ def real_beside_imagined(
     twin = collect(model.environment(), policy, starts, members, seed=NOISE_SEED)
     decoder = fitted_decoder(session)
     for row, start in enumerate(starts):
-        decoded = decoder.frames(states_of(twin)[row])
+        decoded = decoder.frames(states_of(twin, DECODED)[row])
         count = int((real.mask[row] > 0).sum())
         rows = []
         for name in FRAMES:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -10,18 +12,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sim.environment import observation_space
 from sim.experts import perturbed_rollouts
+from tasks.task import get_task
 from vla.config import RunConfig
-from vla.encoded import Beginnings, EncodedEnvironment
-from vla.policy import ChunkPolicy
+from vla.encoded import Beginnings
+from vla.policy import ENCODED, ChunkPolicy
 from vla.session import Session, run_in_session
+from wmrl.buffer import Buffer
 from wmrl.collect import collect, expand
+from wmrl.correction import Correction
 from wmrl.files import read_json, write_json
+from wmrl.keyframes import Keyframes, branches
 from wmrl.noise import derive_seed
+from wmrl.objective import Objective
 from wmrl.progress import note, stage
 from wmrl.state_files import load_rollouts, load_state, save_rollouts, save_state, without_inputs
 from wmrl.types import Rollouts, concatenate
-from world_model.exam import Exam, cross_fit, merge
+from world_model.exam import Exam, Fold, cross_fit, merge
 from world_model.latent import LatentWorldModel, Transitions
 
 FRAMES = ("pixels/agentview", "pixels/wrist")
@@ -39,16 +47,16 @@ def run(session: Session) -> None:
         if not config.train.correction.mode == "real" and not (folder / "exam.json").exists():
             perturbed = perturbed_demonstrations(session)
             policy = session.base_policy()
-            beginnings = Beginnings(session.encoded(policy))
             with session.ledger.phase("exam"):
-                exam, real, twin = examine_cross_fitted(config, policy, beginnings, base, perturbed)
+                exam, evidence = examine_cross_fitted(session, policy, base, perturbed)
             with session.ledger.phase("fit"):
-                model = build_model(config, policy, beginnings)
+                model = build_model(config, policy, session_beginnings(session, policy))
                 losses = model.fit(concatenate([base, perturbed]), seed=derive_seed(config.seed, "first fit"))
             note(f"fitted on {int(losses['transitions'])} chunks in {int(losses['fit_steps'])} steps")
             save_state(folder / "model.safetensors", model.state_dict())
-            save_rollouts(folder / "exam_real.safetensors", real)
-            save_rollouts(folder / "exam_twin.safetensors", twin)
+            save_rollouts(folder / "exam_real.safetensors", evidence.real)
+            save_rollouts(folder / "exam_twin.safetensors", evidence.twin)
+            save_state(folder / "exam_updates.safetensors", {"change": evidence.change})
             write_json(folder / "exam.json", asdict(exam))
         if (folder / "exam.json").exists():
             for line in read_exam(session).lines():
@@ -65,7 +73,7 @@ def base_rollouts(session: Session) -> Rollouts:
             session.starts("base rollouts", config.world_model.base_groups), config.train.correction.group_size
         )
         with session.ledger.phase("base rollouts"):
-            record = (*FRAMES, *config.train.recorded)
+            record = (*FRAMES, *config.recorded)
             rollouts = collect(session.encoded(policy), policy, starts, members, seed=base_seed(config), record=record)
         save_rollouts(path, rollouts)
     rollouts = load_rollouts(path)
@@ -81,7 +89,7 @@ def perturbed_demonstrations(session: Session) -> Rollouts:
         starts = session.starts("perturbed demonstrations", config.world_model.perturbed)
         with session.ledger.phase("perturbed demonstrations"):
             raw = perturbed_rollouts(session.environment, starts, seed=derive_seed(config.seed, "perturbed") % 2**32)
-        rollouts = encode_rollouts(raw, session.base_policy(), config.train.recorded)
+        rollouts = encode_rollouts(raw, session.base_policy(), config.recorded)
         save_rollouts(path, rollouts)
     rollouts = load_rollouts(path)
     session.book_once("perturbed demonstrations", rollouts)
@@ -99,44 +107,71 @@ def base_seed(config: RunConfig) -> int:
     return derive_seed(config.seed, "base rollouts")
 
 
+def session_beginnings(session: Session, policy: ChunkPolicy, buffer: Buffer | None = None) -> Beginnings:
+    """Where this run's world model may be entered, in the entries that it reads."""
+    names = (*ENCODED, *session.config.world_model.latent.privileged)
+    return Beginnings(session.encoded(policy), names=names, buffer=buffer)
+
+
 def build_model(config: RunConfig, policy: ChunkPolicy, beginnings: Beginnings) -> LatentWorldModel:
     """A world model in the shapes of the policy, on its device."""
     encoder = policy.config.encoder
-    correction = config.train.correction
+    space = observation_space(get_task(config.task), encoder.image_size)
+    privileged = {name: math.prod(space[name].shape or ()) for name in config.world_model.latent.privileged}
     return LatentWorldModel(
         config.world_model.latent,
-        state_size=encoder.feature_size + encoder.proprio_size,
-        chunk_size=policy.config.chunk * policy.config.action_size,
+        sizes={"features": encoder.feature_size, "proprio": encoder.proprio_size, **privileged},
+        chunk=(policy.config.chunk, policy.config.action_size),
         horizon=beginnings.environment.max_decisions,
         beginnings=beginnings,
-        width=correction.imagined_groups * correction.group_size,
+        width=config.world_model.width,
         device=policy.device,
         precision=config.autocast,
     )
 
 
-def examine_cross_fitted(
-    config: RunConfig, policy: ChunkPolicy, beginnings: Beginnings, base: Rollouts, perturbed: Rollouts
-) -> tuple[Exam, Rollouts, Rollouts]:
-    """The exam on the base rollouts, each judged by a model that never saw its start: also first evidence for the trust state.
+def examine_cross_fitted(session: Session, policy: ChunkPolicy, base: Rollouts, perturbed: Rollouts) -> tuple[Exam, Fold]:
+    """The exam on the base rollouts, each judged by a model that never saw its start: also first evidence for the trust
+    state."""
+    config = session.config
 
-    Returns the exam, the real rollouts and their imagined twins, in one order.
-    """
-
-    def examine_fold(training: Rollouts, held_out: Rollouts) -> tuple[Rollouts, Tensor, Rollouts, float]:
-        model = build_model(config, policy, beginnings)
+    def examine_fold(training: Rollouts, held_out: Rollouts) -> Fold:
+        buffer = Buffer()
+        buffer.add(training)
+        model = build_model(config, policy, session_beginnings(session, policy, buffer))
         model.fit(training, seed=derive_seed(config.seed, "exam", len(training)))
         twin = collect(model.environment(), policy, held_out.starts, held_out.member.tolist(), seed=base_seed(config))
-        return held_out, model.member_hazards(held_out), twin, one_chunk_error(model, held_out)
+        change = None
+        if config.train.imagine_from == "keyframes":
+            change = proposed_change(config, policy, model, buffer, held_out)
+        return Fold(held_out, model.member_hazards(held_out), twin, one_chunk_error(model, held_out), change)
 
-    parts = cross_fit(base, perturbed, config.world_model.exam.folds, examine_fold)
-    return merge(parts, config.world_model.exam)
+    return merge(cross_fit(base, perturbed, config.world_model.exam.folds, examine_fold), config.world_model.exam)
+
+
+def proposed_change(
+    config: RunConfig, policy: ChunkPolicy, model: LatentWorldModel, buffer: Buffer, held_out: Rollouts
+) -> Tensor:
+    """(B, T) what updates of the policy, imagined from keyframes, add to the log-probability of held-out real decisions."""
+    seed = derive_seed(config.seed, "exam updates", len(held_out))
+    correction = Correction(config.train.correction, judged_by_updates=True)
+    updated = copy.deepcopy(policy)
+    objective = Objective(config.train.objective, updated, policy)
+    keyframes = Keyframes(buffer, seed)
+    for block in range(config.world_model.exam.updates):
+        chosen = keyframes(0, block, config.train.correction.imagined_groups)
+        rows, members = expand(chosen, config.train.correction.group_size)
+        imagined = branches(collect(model.environment(), updated, rows, members, seed=derive_seed(seed, block)))
+        objective.update(correction.imagined_batch(imagined).sources, seed=derive_seed(seed, "minibatches", block), extra=True)
+    with torch.no_grad():
+        change = updated.log_prob(held_out.inputs, held_out.actions) - held_out.log_probs
+    return torch.where(held_out.token_mask, change, 0.0).sum(-1)
 
 
 def one_chunk_error(model: LatentWorldModel, rollouts: Rollouts) -> float:
     """Squared error of the predicted change of state over one chunk, relative to always predicting no change (0 perfect, 1
     useless)."""
-    data = Transitions.of(rollouts)
+    data = Transitions.of(rollouts, model.sizes)
     following, _ = model.network.imagine(data.state, data.chunk)
     scale, known = model.network.change_scale.cpu(), data.continues > 0
     error = (((following - data.following) / scale)[known]).square().mean()
@@ -173,12 +208,12 @@ def _restored(value: Any) -> Any:
     return float("nan") if value is None else value
 
 
-def load_model(session: Session, policy: ChunkPolicy, environment: EncodedEnvironment) -> LatentWorldModel:
-    """The first world model, ready for training."""
+def load_model(session: Session, policy: ChunkPolicy, buffer: Buffer | None = None) -> LatentWorldModel:
+    """The first world model, ready for training; `buffer` holds the keyframes that it may be entered at."""
     path = session.world_model / "model.safetensors"
     if not path.exists():
         raise ValueError(f"expected a fitted world model at {path}, found none; run `wmrl-world-model` first")
-    model = build_model(session.config, policy, Beginnings(environment))
+    model = build_model(session.config, policy, session_beginnings(session, policy, buffer))
     model.load_state_dict(load_state(path))
     return model
 

@@ -37,10 +37,12 @@ class ObjectiveConfig:
 
     epochs and minibatches (per epoch) are those of the corrected update, the imagined ones those of each extra imagined
     update. Their number is fixed, not their size: Adam moves about as far per minibatch whatever is in it, so a mode with
-    more rollouts per step must not take more of them.
+    more rollouts per step must not take more of them. imagined_learning_rate (None: the same) is that of updates with imagined
+    rollouts, which are many and less noisy.
     """
 
     learning_rate: float = 5e-4
+    imagined_learning_rate: float | None = None
     clip_low: float = 0.2
     clip_high: float = 0.28
     kl: float = 0.02
@@ -52,6 +54,8 @@ class ObjectiveConfig:
 
     def __post_init__(self) -> None:
         positive = "learning_rate epochs imagined_epochs minibatches imagined_minibatches max_gradient_norm".split()
+        if self.imagined_learning_rate is not None:
+            positive.append("imagined_learning_rate")
         bad = [name for name in positive if getattr(self, name) <= 0]
         if bad:
             raise ValueError(f"expected objective.{bad[0]} above 0, got {getattr(self, bad[0])}")
@@ -87,7 +91,10 @@ class Objective:
         self._policy = policy
         self._reference = reference
         self._parameters = [p for _, p in policy.named_parameters() if p.requires_grad]
-        self._optimizer = torch.optim.Adam(self._parameters, lr=config.learning_rate)
+        # Two sets of moments: imagined gradients are far less noisy than real ones, and an update that imagination proposes
+        # must not carry the momentum of real outcomes, since real outcomes are to judge it.
+        rates = {"corrected": config.learning_rate, "extra": config.imagined_learning_rate or config.learning_rate}
+        self._optimizers = {name: torch.optim.Adam(self._parameters, lr=rate) for name, rate in rates.items()}
         self.num_updates = 0
         self.skipped = 0
 
@@ -101,15 +108,21 @@ class Objective:
         count, (length, tokens) = len(rows.coefficients), sources[0].rollouts.log_probs.shape[1:]
         epochs = self.config.imagined_epochs if extra else self.config.epochs
         generator = torch.Generator().manual_seed(seed % 2**63)
+        optimizer = self._optimizers["extra" if extra else "corrected"]
+        imagined_rate = self.config.imagined_learning_rate if bool(rows.imagined.any()) else None
+        for group in optimizer.param_groups:
+            group["lr"] = imagined_rate or self.config.learning_rate
         parts = min(count, self.config.imagined_minibatches if extra else self.config.minibatches)
         totals: dict[str, float] = {}
         for epoch in range(epochs):
             for part, index in enumerate(torch.randperm(count, generator=generator).tensor_split(parts)):
-                numbers = self._minibatch(rows, index, scale=parts / (length * tokens), first=epoch == part == 0)
+                numbers = self._minibatch(rows, index, optimizer, scale=parts / (length * tokens), first=epoch == part == 0)
                 totals = {name: totals.get(name, 0.0) + value for name, value in numbers.items()}
         return _summary(totals, updates=epochs * parts)
 
-    def _minibatch(self, rows: _Rows, index: Tensor, *, scale: float, first: bool) -> dict[str, float]:
+    def _minibatch(
+        self, rows: _Rows, index: Tensor, optimizer: torch.optim.Optimizer, *, scale: float, first: bool
+    ) -> dict[str, float]:
         current = self._policy.log_prob({n: v[index] for n, v in rows.inputs.items()}, rows.actions[index])
         mask = rows.token_mask[index]
         difference = torch.where(mask, current - rows.log_probs[index], 0.0)
@@ -121,12 +134,12 @@ class Objective:
         if rows.reference is not None:
             divergence = k3_divergence(current, rows.reference[index], mask)
             loss = loss + self.config.kl * divergence
-        self._optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self.config.max_gradient_norm))
         if not math.isfinite(norm):
             raise FloatingPointError("expected a finite policy gradient, got nan or inf: check the policy's inputs")
-        self._optimizer.step()
+        optimizer.step()
         self.num_updates += 1
         imagined = rows.imagined[index][:, None] & mask
         return {
@@ -167,17 +180,18 @@ class Objective:
 
     def state_dict(self) -> dict[str, Any]:
         """Optimiser moments by parameter number, and the counters."""
-        state = self._optimizer.state_dict()["state"]
+        states = {name: optimizer.state_dict()["state"] for name, optimizer in self._optimizers.items()}
         return {
-            "optimizer": {str(key): dict(entry) for key, entry in state.items()},
+            "optimizers": {name: {str(key): dict(entry) for key, entry in state.items()} for name, state in states.items()},
             "num_updates": self.num_updates,
             "skipped": self.skipped,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        groups = self._optimizer.state_dict()["param_groups"]
-        moments = {int(key): dict(entry) for key, entry in state["optimizer"].items()}
-        self._optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        for name, optimizer in self._optimizers.items():
+            groups = optimizer.state_dict()["param_groups"]
+            moments = {int(key): dict(entry) for key, entry in state["optimizers"][name].items()}
+            optimizer.load_state_dict({"state": moments, "param_groups": groups})
         self.num_updates, self.skipped = state["num_updates"], state["skipped"]
 
 

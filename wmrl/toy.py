@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from wmrl.buffer import Buffer
+from wmrl.keyframes import decisions_before, observations, place_of
 from wmrl.types import Decision, Environment, Estimate, Observation, Rollouts, Start, Status, Step
 
 
@@ -240,10 +242,10 @@ class ChainWorld:
     def environment(self) -> ChainEnvironment:
         return ChainEnvironment(self.success, 0.8, self.num_decisions, imagined=False, width=self.width)
 
-    def imagination(self) -> ToyModel:
-        return ToyModel(
-            ChainEnvironment(self.imagined_success, self.model_advance, self.num_decisions, imagined=True, width=self.width)
-        )
+    def imagination(self, buffer: Buffer | None = None) -> ToyModel:
+        """The model; with a buffer it may be entered at keyframes too."""
+        chances, advance = self.imagined_success, self.model_advance
+        return ToyModel(ChainEnvironment(chances, advance, self.num_decisions, imagined=True, width=self.width, buffer=buffer))
 
     def policy(self) -> SoftmaxPolicy:
         return SoftmaxPolicy(self.num_decisions * self.num_states, 3)
@@ -285,23 +287,34 @@ class ChainEnvironment:
     """The corridor, real (a rollout ends when its luck says so) or imagined (it goes on, with the survival probability
     kept)."""
 
-    def __init__(self, success: Tensor, advance: float, max_decisions: int, *, imagined: bool, width: int) -> None:
+    def __init__(
+        self,
+        success: Tensor,
+        advance: float,
+        max_decisions: int,
+        *,
+        imagined: bool,
+        width: int,
+        buffer: Buffer | None = None,
+    ) -> None:
         self.width, self.imagined, self.max_decisions = width, imagined, max_decisions
-        self._success, self._advance = success, advance
-        self._time = 0
+        self._success, self._advance, self._buffer = success, advance, buffer
+        self._time = torch.zeros(0, dtype=torch.long)
         self._state = torch.zeros(0, dtype=torch.long)
         self._alive = torch.zeros(0)
         self._status = torch.zeros(0, dtype=torch.long)
 
     def reset(self, starts: Sequence[Start]) -> Observation:
-        self._time = 0
+        self._time = decisions_before(starts)
         self._state = torch.tensor([s.seed % (len(self._success) - 1) for s in starts])
+        if self._buffer is not None and any(place_of(start) is not None for start in starts):
+            self._state = observations(self._buffer.all(), starts, ["index"])["index"] % len(self._success)
         self._alive = torch.ones(len(starts))
         self._status = torch.full((len(starts),), int(Status.RUNNING))
         return self._observation()
 
     def _observation(self) -> Observation:
-        return {"index": min(self._time, self.max_decisions - 1) * len(self._success) + self._state}
+        return {"index": self._time.clamp(max=self.max_decisions - 1) * len(self._success) + self._state}
 
     def step(self, actions: Tensor) -> Step:
         choice, before = actions[:, 0].long(), self._alive
@@ -309,12 +322,12 @@ class ChainEnvironment:
         if not self.imagined:
             hazard = (actions[:, 2] < hazard).float()
         reward = before * hazard
-        self._alive = before * (1 - hazard)
         moves = (choice == ADVANCE) & (actions[:, 1] < self._advance)
         self._state = torch.where(moves, (self._state + 1).clamp(max=len(self._success) - 1), self._state)
-        self._time += 1
-        if self._time == self.max_decisions:
-            self._status = torch.where(self._status == Status.RUNNING, int(Status.TIME_LIMIT), self._status)
+        self._time = self._time + 1
+        self._alive = before * (1 - hazard) * (self._time < self.max_decisions)
+        over = (self._time >= self.max_decisions) & (self._status == Status.RUNNING)
+        self._status = torch.where(over, int(Status.TIME_LIMIT), self._status)
         if not self.imagined:
             self._status = torch.where(reward > 0, int(Status.SUCCESS), self._status)
         return Step(self._observation(), reward, self._status.clone(), torch.zeros(len(choice)), self._alive)

@@ -14,7 +14,9 @@ from wmrl.buffer import Buffer
 from wmrl.collect import collect, expand
 from wmrl.correction import Anchors, Correction, Plan
 from wmrl.correction.correction import StartSource
+from wmrl.correction.settings import KeyframeSource
 from wmrl.critic import CrossFittedCritic
+from wmrl.keyframes import branches
 from wmrl.ledger import Ledger
 from wmrl.noise import derive_seed
 from wmrl.objective import Objective, ObjectiveConfig, TrainablePolicy
@@ -46,7 +48,8 @@ class TrainerConfig:
 
 @dataclass
 class Parts:
-    """The collaborators of a trainer. `imagination` may be None in mode real."""
+    """The collaborators of a trainer. `imagination` may be None in mode real; with `keyframes` it begins at states of the
+    buffer's real rollouts, else where the real groups begin."""
 
     environment: Environment
     imagination: StatefulWorld | None
@@ -57,6 +60,21 @@ class Parts:
     buffer: Buffer
     ledger: Ledger
     critic: CrossFittedCritic | None = None
+    keyframes: KeyframeSource | None = None
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Updates that imagination proposed: the policy on the other side of them, and whether they were kept."""
+
+    other: TrainablePolicy
+    kept: bool
+
+    @torch.no_grad()
+    def change(self, real: Rollouts) -> torch.Tensor:
+        """(B, T) log-probability of each real decision with the updates minus without; the policy that acted is one of both."""
+        tokens = torch.where(real.token_mask, self.other.log_prob(real.inputs, real.actions) - real.log_probs, 0.0)
+        return (-1.0 if self.kept else 1.0) * tokens.sum(-1)
 
 
 class Trainer:
@@ -75,7 +93,7 @@ class Trainer:
             mode = parts.correction.config.mode
             raise ValueError(f"expected a world model with correction.mode={mode}, got none: fit one first, or use mode=real")
         self.config, self.parts = config, parts
-        self._reference = _frozen_copy(parts.policy)
+        self._reference, self._other = _frozen_copy(parts.policy), _frozen_copy(parts.policy)
         self._objective = Objective(objective, parts.policy, self._reference)
         self._on_step = on_step
         self.step_index = 0
@@ -85,9 +103,10 @@ class Trainer:
         now."""
         parts, correction, ledger = self.parts, self.parts.correction, self.parts.ledger
         before = ledger.wall_seconds()
-        plan = correction.plan(parts.starts, self.step_index, self.config.seed)
+        plan = correction.plan(parts.starts, self.step_index, self.config.seed, parts.keyframes)
+        extra, proposal = self._extra_updates(plan)
         with ledger.phase("imagine"):
-            imagined = self._imagine(plan.starts, "rollouts")
+            imagined = self._imagine(plan.imagined, "rollouts")
             anchors = correction.choose_anchors(plan, imagined)  # after the predictions, before any real outcome
         with ledger.phase("real"):
             real = parts.pairing.execute(
@@ -105,8 +124,9 @@ class Trainer:
             real = self._judged(real)
             batch = correction.correct(plan, anchors, imagined, real, same_samples=parts.pairing.same_samples)
             numbers = self._objective.update(batch.sources, seed=self._seed("minibatches"))
+            if proposal is not None:
+                correction.judge_updates(real, proposal.change(real))
             correction.update(imagined, real)  # only now may these outcomes move the state
-        extra = self._extra_updates(plan)
         parts.buffer.add(replace(real, values=None))
         with ledger.phase("fit"):
             losses = self._refresh()
@@ -155,9 +175,9 @@ class Trainer:
         return derive_seed(self.config.seed, self.step_index, *purpose)
 
     def _imagine(self, starts: Sequence[Start], *purpose: int | str) -> Rollouts | None:
-        """Imagined groups of these starts under the current policy, None in mode real."""
+        """Imagined groups of these starts under the current policy, None without starts and in mode real."""
         model = self.parts.imagination
-        if model is None or not self.parts.correction.uses_model:
+        if model is None or not starts or not self.parts.correction.uses_model:
             return None
         rows, members = expand(starts, self.parts.correction.config.group_size)
         rollouts = collect(
@@ -170,28 +190,34 @@ class Trainer:
             model_version=model.version,
         )
         self.parts.ledger.record("imagination", rollouts)
-        return rollouts
+        return rollouts if self.parts.keyframes is None else branches(rollouts)
 
-    def _extra_updates(self, plan: Plan) -> dict[str, float]:
-        """The dose: further updates on imagined rollouts alone, each from its own starts and the newest policy; fewer than
-        planned, or none, where this step's outcomes have just lowered the trust."""
-        blocks = plan.extra[: self.parts.correction.dose()]
-        totals: dict[str, float] = {"dose": float(len(blocks))}
-        returns = 0.0
-        for number, starts in enumerate(blocks):
+    def _extra_updates(self, plan: Plan) -> tuple[dict[str, float], Proposal | None]:
+        """The dose: updates on imagined rollouts alone, each from its own starts and the newest policy, before anything is
+        executed. With keyframes they are a proposal that this step's real rollouts will judge; where nothing is trusted yet,
+        one that is taken back."""
+        keyframes = plan.keyframes is not None and len(plan.extra) > 0
+        kept = self.parts.correction.dose() > 0
+        if keyframes:
+            _copy_trained(self.parts.policy, self._other)
+            state = copy.deepcopy(self._objective.state_dict())
+        totals: dict[str, float] = {"dose": float(len(plan.extra)) if kept else 0.0}
+        for number, starts in enumerate(plan.extra):
             with self.parts.ledger.phase("imagine"):
                 imagined = self._imagine(starts, "extra", number)
                 assert imagined is not None, "a dose without a world model"
             with self.parts.ledger.phase("update"):
                 batch = self.parts.correction.imagined_batch(imagined)
                 numbers = self._objective.update(batch.sources, seed=self._seed("extra minibatches", number), extra=True)
-            returns = float(imagined.returns().mean())
-            for name in ("kl", "optimizer_updates", "clipped_tokens_imagined"):
-                totals[f"extra_{name}"] = totals.get(f"extra_{name}", 0.0) + numbers.get(name, 0.0)
-            totals["extra_mass_imagined"] = totals.get("extra_mass_imagined", 0.0) + batch.info["mass_imagined"]
-        if blocks:
-            totals["extra_imagined_success"] = returns
-        return totals
+            totals["extra_imagined_success"] = float(imagined.returns().mean())
+            if kept:
+                for name in ("kl", "optimizer_updates", "clipped_tokens_imagined"):
+                    totals[f"extra_{name}"] = totals.get(f"extra_{name}", 0.0) + numbers.get(name, 0.0)
+                totals["extra_mass_imagined"] = totals.get("extra_mass_imagined", 0.0) + batch.info["mass_imagined"]
+        if keyframes and not kept:
+            _swap_trained(self.parts.policy, self._other)
+            self._objective.load_state_dict(state)
+        return totals, Proposal(self._other, kept) if keyframes else None
 
     def _refresh(self) -> dict[str, float]:
         """Fit the world model again on everything real, every few steps; its pairs were used for the correction before."""
@@ -252,6 +278,24 @@ def _frozen_copy(policy: TrainablePolicy) -> TrainablePolicy:
     for _, parameter in reference.named_parameters():
         parameter.requires_grad_(False)
     return reference
+
+
+@torch.no_grad()
+def _copy_trained(source: TrainablePolicy, target: TrainablePolicy) -> None:
+    weights = dict(source.named_parameters())
+    for name, parameter in target.named_parameters():
+        if weights[name].requires_grad:
+            parameter.copy_(weights[name])
+
+
+@torch.no_grad()
+def _swap_trained(policy: TrainablePolicy, other: TrainablePolicy) -> None:
+    weights = dict(other.named_parameters())
+    for name, parameter in policy.named_parameters():
+        if parameter.requires_grad:
+            kept = parameter.clone()
+            parameter.copy_(weights[name])
+            weights[name].copy_(kept)
 
 
 def _trained(policy: TrainablePolicy) -> set[str]:

@@ -12,7 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wmrl.statistics import auroc, brier_score, paired_bootstrap, wilson_interval, within_group_correlation
+from wmrl.correction.advantages import advantages
+from wmrl.statistics import (
+    auroc,
+    brier_score,
+    fisher_interval,
+    paired_bootstrap,
+    wilson_interval,
+    within_group_correlation,
+)
 from wmrl.types import Rollouts, concatenate
 
 
@@ -25,6 +33,8 @@ class ExamConfig:
     """RED when the upper bound of the within-start correlation lies below this."""
     red_false_success: float = 0.5
     """RED when more than this share of real failures is imagined as success."""
+    updates: int = 16
+    """Updates that each fold's model proposes, judged on the real decisions of the other folds (keyframes)."""
     green_correlation: float = 0.4
     green_gap: float = 0.10
 
@@ -58,6 +68,9 @@ class Exam:
     best_of_group_gain: float
     best_of_group_interval: tuple[float, float]
     one_chunk_error: float
+    update_agreement: float = float("nan")
+    update_interval: tuple[float, float] = (-1.0, 1.0)
+    update_decisions: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
@@ -77,6 +90,17 @@ class Exam:
             f"  best of {self.extra.get('group_size', 0)} by the model: {self.best_of_group_gain:+.2f} "
             f"[{self.best_of_group_interval[0]:+.2f}, {self.best_of_group_interval[1]:+.2f}] "
             "over the group's mean real success",
+            *self._update_lines(),
+        ]
+
+    def _update_lines(self) -> list[str]:
+        """With keyframes: the evidence that counts."""
+        if not self.update_decisions:
+            return []
+        low, high = self.update_interval
+        return [
+            f"  updates imagined from keyframes, judged by {self.update_decisions} real decisions that the model never saw: "
+            f"correlation {self.update_agreement:+.3f} [{low:+.3f}, {high:+.3f}] (0: useless)"
         ]
 
 
@@ -95,9 +119,18 @@ def cross_fit(
     return results
 
 
-def examine(real: Rollouts, hazards: Tensor, twin: Rollouts, one_chunk_error: float, config: ExamConfig) -> Exam:
+def examine(
+    real: Rollouts,
+    hazards: Tensor,
+    twin: Rollouts,
+    one_chunk_error: float,
+    config: ExamConfig,
+    *,
+    change: Tensor | None = None,
+) -> Exam:
     """Compare real rollouts with the model's replay of their actions (`hazards` (E, B, T)) and with their imagined twins (same
-    order).
+    order); and, where imagination begins at keyframes, with what proposed updates change: log-probability (B, T) of the real
+    decisions.
 
     Replay is judged decision by decision, among the rollouts that still ran: does the model give a higher probability to those
     that succeed in this decision? Judged over whole rollouts it would be meaningless, since a success stops being replayed
@@ -133,8 +166,20 @@ def examine(real: Rollouts, hazards: Tensor, twin: Rollouts, one_chunk_error: fl
         "one_chunk_error": one_chunk_error,
         "extra": {"group_size": len(real) // (int(group.max()) + 1)},
     }
+    if change is not None:
+        values |= agreement_of_updates(real, change)
     verdict, reasons = judge(values, config)
     return Exam(verdict=verdict, reasons=reasons, **values)
+
+
+def agreement_of_updates(real: Rollouts, change: Tensor) -> dict[str, Any]:
+    """Correlation, over real decisions, of the leave-one-out advantage with what an update changes (see
+    `Correction.judge_updates`), its 95 % interval and the number of decisions."""
+    judged = real.valid()[:, None] & (real.mask > 0)
+    gain, changed = advantages(real)[judged], change.double()[judged]
+    table = within_group_correlation(gain, changed, torch.zeros(len(gain)))
+    interval = fisher_interval(table.estimate, len(gain) - 1, 1.96)
+    return {"update_agreement": table.estimate, "update_interval": interval, "update_decisions": len(gain)}
 
 
 def hazard_auroc(hazard: Tensor, rewards: Tensor, at_risk: Tensor) -> tuple[tuple[float, ...], float]:
@@ -151,15 +196,26 @@ def hazard_auroc(hazard: Tensor, rewards: Tensor, at_risk: Tensor) -> tuple[tupl
 
 
 def judge(values: dict[str, Any], config: ExamConfig) -> tuple[str, tuple[str, ...]]:
-    """RED vetoes imagination; AMBER leaves it to the trust state; GREEN is a model whose agreement is already shown."""
+    """RED vetoes imagination; AMBER leaves it to the trust state; GREEN is a model whose agreement is already shown.
+
+    From keyframes the evidence is that of the updates; a rollout from the first state to the last need not be right.
+    """
     red, amber = [], []
-    low, high = values["within_start_interval"]
-    if high < config.red_correlation:
-        red.append(f"within-start correlation below {config.red_correlation} (upper bound {high:+.2f})")
-    if values["false_success"] > config.red_false_success:
-        red.append(f"{values['false_success']:.0%} of real failures imagined as success, limit {config.red_false_success:.0%}")
-    if low < config.green_correlation:
-        amber.append(f"within-start correlation not shown to exceed {config.green_correlation} (lower bound {low:+.2f})")
+    if values.get("update_decisions"):
+        low, high = values["update_interval"]
+        if high < 0:
+            red.append(f"real decisions speak against the proposed updates (upper bound {high:+.3f})")
+        if low < 0:
+            amber.append(f"proposed updates not shown to be right (lower bound {low:+.3f})")
+    else:
+        low, high = values["within_start_interval"]
+        false_success, limit = values["false_success"], config.red_false_success
+        if high < config.red_correlation:
+            red.append(f"within-start correlation below {config.red_correlation} (upper bound {high:+.2f})")
+        if false_success > limit:
+            red.append(f"{false_success:.0%} of real failures imagined as success, limit {limit:.0%}")
+        if low < config.green_correlation:
+            amber.append(f"within-start correlation not shown to exceed {config.green_correlation} (lower bound {low:+.2f})")
     if max(abs(bound) for bound in values["gap_interval"]) > config.green_gap:
         amber.append(f"gap not shown to be within {config.green_gap}")
     if red:
@@ -206,11 +262,28 @@ def _share(event: Tensor, among: Tensor) -> float:
     return event[among].float().mean().item() if among.any() else float("nan")
 
 
-def merge(parts: Sequence[tuple[Rollouts, Tensor, Rollouts, float]], config: ExamConfig) -> tuple[Exam, Rollouts, Rollouts]:
-    """One exam from the folds' (real, hazards, twin, one-chunk error); also the pairs, as first evidence for the trust
-    state."""
-    real, twin = concatenate([part[0] for part in parts]), concatenate([part[2] for part in parts])
-    length = max(part[1].shape[-1] for part in parts)
-    hazards = torch.cat([torch.nn.functional.pad(part[1], (0, length - part[1].shape[-1])) for part in parts], dim=1)
-    error = sum(part[3] * len(part[0]) for part in parts) / len(real)
-    return examine(real, hazards, twin, error, config), real, twin
+@dataclass(frozen=True)
+class Fold:
+    """What one fold's model says of rollouts that it never saw: replayed hazards (E, B, T), twins, error of one chunk, and
+    (keyframes only) what its proposed updates change, (B, T)."""
+
+    real: Rollouts
+    hazards: Tensor
+    twin: Rollouts
+    one_chunk_error: float
+    change: Tensor | None = None
+
+
+def merge(folds: Sequence[Fold], config: ExamConfig) -> tuple[Exam, Fold]:
+    """One exam of all folds, and all folds as one: first evidence for the trust state."""
+    real = concatenate([fold.real for fold in folds])
+    changes = [fold.change for fold in folds if fold.change is not None]
+    whole = Fold(
+        real,
+        torch.cat([fold.hazards for fold in folds], dim=1),
+        concatenate([fold.twin for fold in folds]),
+        sum(fold.one_chunk_error * len(fold.real) for fold in folds) / len(real),
+        torch.cat(changes) if changes else None,
+    )
+    exam = examine(whole.real, whole.hazards, whole.twin, whole.one_chunk_error, config, change=whole.change)
+    return exam, whole

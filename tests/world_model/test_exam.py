@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from tests.world_model.conftest import HORIZON, STARTS, record_rollouts
+from wmrl.correction.advantages import advantages
 from wmrl.types import Rollouts, Start
-from world_model.exam import Exam, ExamConfig, best_of_group, cross_fit, examine, hazard_auroc, sign_agreement
+from world_model.exam import Exam, ExamConfig, Fold, best_of_group, cross_fit, examine, hazard_auroc, merge, sign_agreement
 
 
 def grouped() -> Rollouts:
@@ -30,8 +31,8 @@ def hazards_of(real: Rollouts, success: torch.Tensor) -> torch.Tensor:
     return hazards
 
 
-def exam_of(success: torch.Tensor, real: Rollouts) -> Exam:
-    return examine(real, hazards_of(real, success), twin_of(real, success), 0.0, ExamConfig())
+def exam_of(success: torch.Tensor, real: Rollouts, change: torch.Tensor | None = None) -> Exam:
+    return examine(real, hazards_of(real, success), twin_of(real, success), 0.0, ExamConfig(), change=change)
 
 
 def test_a_perfect_model_is_green_with_known_numbers() -> None:
@@ -66,6 +67,48 @@ def test_a_reversed_model_is_vetoed() -> None:
     exam = exam_of(0.4 - 0.3 * real.returns(), real)
     assert exam.verdict == "RED" and exam.within_start_twin == pytest.approx(-1.0)
     assert exam.sign_agreement == 0.0
+
+
+def test_from_keyframes_proposed_updates_are_judged_instead_of_twins() -> None:
+    """A model that believes in everything would be vetoed for its twins."""
+    real, believes = grouped(), torch.full((64,), 0.95)
+    right = exam_of(believes, real, advantages(real))
+    assert right.update_agreement == pytest.approx(1.0) and right.update_decisions == real.num_decisions()
+    assert right.verdict == "AMBER" and right.reasons == ("gap not shown to be within 0.1",)
+    assert exam_of(real.returns(), real, advantages(real)).verdict == "GREEN"
+    wrong = exam_of(real.returns(), real, -advantages(real))
+    assert wrong.update_agreement == pytest.approx(-1.0) and wrong.verdict == "RED"
+    assert "real decisions speak against the proposed updates" in wrong.reasons[0]
+    assert "judged by" in wrong.lines()[-1] and len(wrong.lines()) == len(exam_of(believes, real).lines()) + 1
+
+
+def test_updates_that_have_nothing_to_do_with_the_outcome_show_nothing() -> None:
+    real = grouped()
+    exam = exam_of(real.returns(), real, torch.randn(real.mask.shape, generator=torch.Generator().manual_seed(0)))
+    assert exam.update_interval[0] < 0.0 < exam.update_interval[1]
+    assert exam.verdict == "AMBER" and "not shown to be right" in exam.reasons[0]
+
+
+@pytest.mark.parametrize("keyframes", [False, True])
+def test_the_exam_of_the_folds_is_that_of_all_rollouts(keyframes: bool) -> None:
+    real = grouped()
+    success, change = 0.5 * real.returns() + 0.2, advantages(real) if keyframes else None
+    parts = [slice(0, 24), slice(24, 64)]
+    folds = [
+        Fold(
+            real[part],
+            hazards_of(real, success)[:, part],
+            twin_of(real, success)[part],
+            one_chunk_error,
+            None if change is None else change[part],
+        )
+        for part, one_chunk_error in zip(parts, (0.8, 0.4), strict=True)
+    ]
+    exam, whole = merge(folds, ExamConfig())
+    assert repr(replace(exam, one_chunk_error=0.0)) == repr(exam_of(success, real, change))  # NaN is not equal to itself
+    assert exam.one_chunk_error == pytest.approx((24 * 0.8 + 40 * 0.4) / 64)
+    assert whole.real.starts == real.starts and torch.equal(whole.twin.returns(), twin_of(real, success).returns())
+    torch.testing.assert_close(whole.change, change)
 
 
 def test_sign_agreement_and_best_of_group_on_paper() -> None:

@@ -33,24 +33,31 @@ from wmrl.correction.combine import (
 )
 from wmrl.correction.control import Moments, same_decisions
 from wmrl.correction.debias import Offsets, WithinGroupMap, centred
-from wmrl.correction.settings import Batch, CorrectionConfig, Features, Plan, StartSource
+from wmrl.correction.settings import Batch, CorrectionConfig, Features, KeyframeSource, Plan, StartSource
 from wmrl.correction.trust import Trust, TrustState
 from wmrl.correction.variance import VarianceCalibration, baseline_weights, prediction_variance, spread_variance
 from wmrl.noise import derive_seed
-from wmrl.types import Rollouts
+from wmrl.types import Rollouts, Start
 
 
 class Correction:
     """The statistics between a world model and a policy gradient. `features` says what the bias may depend on (None: the
-    score alone)."""
+    score alone); `judged_by_updates` that imagination begins at keyframes, so that trust rests on `judge_updates`."""
 
-    def __init__(self, config: CorrectionConfig, *, features: Features | None = None, num_features: int = 0) -> None:
+    def __init__(
+        self,
+        config: CorrectionConfig,
+        *,
+        features: Features | None = None,
+        num_features: int = 0,
+        judged_by_updates: bool = False,
+    ) -> None:
         self.config = config
         self._features = features
         self._num_features = num_features if features else 0
         self._map = WithinGroupMap(config.map, self._num_features)
         self._offsets = Offsets()
-        self.trust = Trust(config.trust)
+        self.trust = Trust(config.update_trust if judged_by_updates else config.trust)
         self._scale = TaskScale(floor=config.scale_floor)
         self._moments = Moments(config.memory)
         self._calibration = VarianceCalibration()
@@ -59,16 +66,23 @@ class Correction:
     def uses_model(self) -> bool:
         return self.config.mode != "real"
 
-    def plan(self, starts: StartSource, step: int, seed: int) -> Plan:
-        """Starts of this step; the dose follows from what trust was after the step before."""
-        groups = self.config.imagined_groups if self.uses_model else self.config.real_groups
-        dose = self.dose()
-        chosen = tuple(starts(step, groups * (1 + dose)))
-        different = len({s.group_key for s in chosen})
-        if different != groups * (1 + dose):
-            raise ValueError(f"expected {groups * (1 + dose)} different starts for step {step}, got {different}")
-        blocks = tuple(chosen[i : i + groups] for i in range(0, len(chosen), groups))
-        return Plan(step, seed, blocks[0], blocks[1:])
+    def plan(self, starts: StartSource, step: int, seed: int, keyframes: KeyframeSource | None = None) -> Plan:
+        """Starts of this step; the dose follows from what trust was after the step before.
+
+        With `keyframes`, imagination begins at states of recorded real rollouts and nothing is paired. Where no prediction has
+        a say, a few updates are planned all the same: to be judged, and taken back.
+        """
+        config, dose = self.config, self.dose()
+        if keyframes is not None and self.uses_model:
+            extra = dose or (config.probes if config.mode == "auto" else 0)
+            first = 1 if self.combination().kappa == 0 else 0
+            blocks = [tuple(keyframes(step, block, config.imagined_groups)) for block in range(first, 1 + extra)]
+            corrected, others = ((), blocks) if first else (blocks[0], blocks[1:])
+            return Plan(step, seed, _different(starts, step, config.real_groups), tuple(others), corrected)
+        groups = config.imagined_groups if self.uses_model else config.real_groups
+        chosen = _different(starts, step, groups * (1 + dose))
+        split = [chosen[i : i + groups] for i in range(0, len(chosen), groups)]
+        return Plan(step, seed, split[0], tuple(split[1:]))
 
     def dose(self) -> int:
         """Extra purely imagined updates of the next step: fixed in modes model and fusion, in auto from the lower bound of
@@ -83,7 +97,7 @@ class Correction:
         """The groups to execute: all of them in mode real, else a fixed number by expected variance reduction mixed with
         chance."""
         count, total = self.config.real_groups, len(plan.starts)
-        if imagined is None:
+        if imagined is None or plan.keyframes is not None:
             return Anchors(plan.starts, (1.0,) * total)
         if self.config.mode == "model" or self.combination() == REAL_ONLY:
             # No prediction has a say: the step's first starts, drawn at random already, are what real-only RL would execute.
@@ -107,11 +121,12 @@ class Correction:
         """Coefficients (B, T) of this step's real and imagined rollouts, from state of earlier steps.
 
         same_samples: real rollouts execute the very decisions that were predicted (`Replay`), so both coefficients meet in
-        one row.
+        one row. Imagined groups of keyframes have no pairs, so nothing of them can be taken back out of the real ones: l = 0.
         """
-        if imagined is not None:
+        paired = plan.keyframes is None
+        if imagined is not None and paired:
             _check_pair(imagined, real)
-        combination = self.combination()
+        combination = self.combination() if paired else Combination(self.combination().kappa, 0.0)
         weights = self._anchor_weights(anchors, real, len(plan.starts))
         same, groups = uninformative_groups(real)
         info = {"groups_without_information": float(same), "groups": float(groups)}
@@ -122,7 +137,10 @@ class Correction:
         if not bool((weights > 0).any()) and self.config.mode != "model":
             combination = REAL_ONLY
         a_imagined = self._imagined_advantages(imagined)
-        share = torch.full((len(imagined),), 1.0 / (len(plan.starts) * self.config.group_size), dtype=torch.float64)
+        # a keyframe stands for one decision, a real rollout for all of its own
+        decisions = 1.0 if paired else float(real.mask.sum()) / len(real)
+        even = decisions / (len(plan.imagined) * self.config.group_size)
+        share = torch.full((len(imagined),), even, dtype=torch.float64)
         rows = match(imagined, real)
         twins = torch.zeros_like(share).index_add(0, rows[rows >= 0], weights[rows >= 0])
         c_real = real_coefficients(a_real, weights, combination)
@@ -159,7 +177,8 @@ class Correction:
         """Learn from this step, after its coefficients were used."""
         if imagined is not None:
             self._observe_pairs(imagined, real)
-            self.trust.update(float((~imagined.valid()).double().mean()))
+        if self.uses_model:
+            self.trust.update(0.0 if imagined is None else float((~imagined.valid()).double().mean()))
         self._scale.update(real)
 
     def seed_evidence(self, imagined: Rollouts, real: Rollouts) -> None:
@@ -174,13 +193,26 @@ class Correction:
         self._scale.update(real)
         self.trust.update(0.0)
 
+    def judge_updates(self, real: Rollouts, change: Tensor) -> None:
+        """Do real outcomes endorse updates that imagination proposed? change (B, T): log-probability of each real decision
+        under the policy with these updates minus without; the rollouts were played by one of the two, and had no part in them.
+
+        The product of change and advantage has the mean d J / d (updates), by the policy gradient theorem; where the updates do
+        not help, change and advantage are uncorrelated, because the decisions were drawn at random. It asks for the direction
+        alone, and errors of the model that differ from state to state cancel in it as they do in the update itself.
+        """
+        judged = real.valid()[:, None] & (real.mask > 0)
+        gain = real_advantages(real, decay=1.0)
+        rows = torch.zeros(int(judged.sum()), dtype=torch.long)
+        self.trust.agreement.add(gain[judged], change.double()[judged], rows, torch.ones_like(rows, dtype=torch.bool))
+
     def veto(self, vetoed: bool) -> None:
         """The exam's verdict: a vetoed model is distrusted, whatever the anchors say, and nothing lifts it within a run."""
         self.trust.vetoed = vetoed
 
     def model_refreshed(self) -> None:
         """The world model was fitted again: old evidence about it counts less."""
-        self._map.forget(self.config.trust.refresh_keep)
+        self._map.forget(self.trust.config.refresh_keep)
         self.trust.refreshed()
 
     def _state(self) -> TrustState:
@@ -188,15 +220,15 @@ class Correction:
         return forced.get(self.config.gate, self.trust.state)
 
     def _confidence(self) -> float:
-        """0 where fusing ends, 1 at perfect agreement: linear in the lower bound of the within-group correlation.
+        """0 where fusing ends, 1 at full agreement: linear in the lower bound of the within-group correlation.
 
         1 - LCB^2 bounds the share of within-group variance that bias can hide in, so the weight on the model's mean grows
         with the bound, not with a plug-in estimate of the bias, which drifts to full trust (method 3.4). A forced gate
         counts as half.
         """
         low = self.trust.bounds[0]
-        leave = self.config.trust.fuse_leave
-        confidence = min(max((low - leave) / (1 - leave), 0.0), 1.0)
+        leave = self.trust.config.fuse_leave
+        confidence = min(max((low - leave) / (self.trust.config.full - leave), 0.0), 1.0)
         return max(confidence, 0.5) if self.config.gate == "open" else confidence
 
     def _control(self) -> float:
@@ -312,6 +344,14 @@ class Correction:
         self._scale.load_state_dict(state["scale"])
         self._moments.load_state_dict(state["moments"])
         self._calibration.load_state_dict(state["calibration"])
+
+
+def _different(starts: StartSource, step: int, count: int) -> tuple[Start, ...]:
+    chosen = tuple(starts(step, count))
+    different = len({s.group_key for s in chosen})
+    if different != count:
+        raise ValueError(f"expected {count} different starts for step {step}, got {different}")
+    return chosen
 
 
 def _check_pair(imagined: Rollouts, real: Rollouts) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from wmrl.correction.combine import Weighted
 from wmrl.correction.debias import MapConfig
-from wmrl.correction.trust import TrustConfig
+from wmrl.correction.trust import JUDGED_BY_UPDATES, TrustConfig
 from wmrl.names import nearest
 from wmrl.types import Rollouts, Start
 
@@ -18,6 +18,10 @@ GATES = ("auto", "open", "shut")
 
 StartSource = Callable[[int, int], Sequence[Start]]
 """(step, count) -> `count` training starts of that step, all different; asking for more only appends."""
+
+KeyframeSource = Callable[[int, int, int], Sequence[Start]]
+"""(step, block, count) -> `count` states of recorded real rollouts (or all there are), all different; blocks of a step are
+drawn independently."""
 
 Features = Callable[[Rollouts], Tensor]
 """rollouts -> (B, F): what the bias of a prediction may depend on; the only seam where a domain speaks to the core."""
@@ -37,9 +41,11 @@ class CorrectionConfig:
     real_groups     groups executed per step in every mode (n): equal steps are equal real episodes
     imagined_groups groups imagined per step (m), among which the anchors are chosen
     dose, max_dose  extra imagined updates per step in modes model and fusion; their bound in auto
+    probes          in auto, with keyframes, while nothing is trusted: updates made, judged on real decisions, taken back
     kappa_cap       most weight that auto puts on the model's own mean
     uniform_share   share of chance in the choice of anchors (tau)
     memory          discount per step of the moments behind l
+    trust           when pairs are judged; update_trust: when proposed updates are (keyframes)
     scale_floor     least task scale, sigma_floor least standard deviation of a prediction, in units of reward
     """
 
@@ -52,6 +58,7 @@ class CorrectionConfig:
     imagined_groups: int = 16
     dose: int = 4
     max_dose: int = 8
+    probes: int = 2
     kappa_cap: float = 0.7
     uniform_share: float = 0.5
     memory: float = 0.99
@@ -62,6 +69,7 @@ class CorrectionConfig:
     max_coefficient: float = 20.0
     map: MapConfig = field(default_factory=MapConfig)
     trust: TrustConfig = field(default_factory=TrustConfig)
+    update_trust: TrustConfig = JUDGED_BY_UPDATES
 
     def __post_init__(self) -> None:
         _one_of("correction.mode", self.mode, MODES)
@@ -85,6 +93,7 @@ class CorrectionConfig:
 _RANGES = (
     ("dose", 0, 1000),
     ("max_dose", 0, 1000),
+    ("probes", 1, 1000),
     ("kappa_cap", 0.0, 1.0),
     ("uniform_share", 0.2, 1.0),
     ("memory", 0.0, 1.0),
@@ -97,12 +106,18 @@ _RANGES = (
 
 @dataclass(frozen=True)
 class Plan:
-    """Of one step: the groups' starts (imagined, or executed in mode real) and those of each extra imagined update."""
+    """Of one step: starts of the groups that may be executed, those of each extra imagined update, and those of the imagined
+    groups of the corrected update: the same starts (None), so that anchors are chosen among them, or keyframes."""
 
     step: int
     seed: int
     starts: tuple[Start, ...]
     extra: tuple[tuple[Start, ...], ...]
+    keyframes: tuple[Start, ...] | None = None
+
+    @property
+    def imagined(self) -> tuple[Start, ...]:
+        return self.starts if self.keyframes is None else self.keyframes
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,12 @@ class TrustState(Enum):
 
 @dataclass(frozen=True)
 class TrustConfig:
-    """Thresholds on the bounds of the within-group correlation; `degrees` of freedom that end COLD; limits of the alarms."""
+    """Thresholds on the bounds of the agreement; `degrees` of freedom that end COLD; `full`: lower bound of full confidence;
+    limits of the alarms.
+
+    Agreement is the within-group correlation of pairs, or, with keyframes, that of proposed updates with real advantages
+    (`JUDGED_BY_UPDATES`).
+    """
 
     discount: float = 0.99
     refresh_keep: float = 0.5
@@ -40,12 +45,24 @@ class TrustConfig:
     gap_trend_limit: float = 0.15
     unusable_limit: float = 0.05
     z: float = 1.645
+    full: float = 1.0
 
     def __post_init__(self) -> None:
+        if self.full <= self.fuse_leave:
+            raise ValueError(f"expected trust.full above trust.fuse_leave, got {self.full} and {self.fuse_leave}")
         if not self.fuse_leave < self.fuse_enter:
             raise ValueError(f"expected trust.fuse_leave below trust.fuse_enter, got {self.fuse_leave} and {self.fuse_enter}")
         if not 0 < self.discount <= 1:
             raise ValueError(f"expected trust.discount in (0, 1], got {self.discount}")
+
+
+JUDGED_BY_UPDATES = TrustConfig(
+    refresh_keep=1.0, ppi_enter=0.0, fuse_enter=-0.03, fuse_leave=-0.04, full=0.04, disagreement_limit=math.inf, z=1.0
+)
+"""With keyframes. The correlation of an update with real advantages is small even where the update is right (0.02 to 0.1: a
+decision decides little), so its sign is what can be learned, and slowly. The dose therefore follows the odds: with the 600
+decisions of the base rollouts it is 0 where the correlation is not above 0, half where it is one standard error above, full at
+two; one standard error below closes the gate. A fit on more real rollouts of the same kind takes no evidence away."""
 
 
 class Agreement:
