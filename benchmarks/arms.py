@@ -22,7 +22,10 @@ BASE_EPISODES = 128
 ARMS: dict[str, list[str]] = {
     # the perturbed demonstrations that fit the world model are real decisions too: real-only gets one step of 32 episodes more
     "real": ["train.correction.mode=real", "train.steps=13"],
-    "uncorrected": ["train.correction.mode=model", "train.correction.debias=false", "train.correction.denoise=false"],
+    "uncorrected": [
+        *("train.correction.mode=model", "train.correction.debias=false", "train.correction.denoise=false"),
+        "train.correction.dose=16",  # the most that trust could give
+    ],
     "wmrl": ["train.correction.mode=auto"],
     "wmrl-open": ["train.correction.mode=auto", "train.correction.gate=open"],
 }

@@ -102,9 +102,7 @@ def seed_evidence(session: Session, correction: Correction) -> None:
     real = load_rollouts(session.world_model / "exam_real.safetensors")
     if session.config.train.imagine_from == "keyframes":
         correction.judge_updates(real, load_state(session.world_model / "exam_updates.safetensors")["change"])
-        correction.trust.update(0.0)
-    else:
-        correction.seed_evidence(load_rollouts(session.world_model / "exam_twin.safetensors"), real)
+    correction.seed_evidence(load_rollouts(session.world_model / "exam_twin.safetensors"), real)
 
 
 class StartPool:

@@ -35,10 +35,10 @@ class TrainablePolicy(Policy, Protocol):
 class ObjectiveConfig:
     """clip_low and clip_high bound the ratio to [1 - low, 1 + high]; kl is the weight of the mean k3 divergence per token.
 
-    epochs and minibatches (per epoch) are those of the corrected update, the imagined ones those of each extra imagined
-    update. Their number is fixed, not their size: Adam moves about as far per minibatch whatever is in it, so a mode with
-    more rollouts per step must not take more of them. imagined_learning_rate (None: the same) is that of updates with imagined
-    rollouts, which are many and less noisy.
+    epochs and minibatches (per epoch) are those of an update on real rollouts alone, the imagined ones, and
+    imagined_learning_rate (None: the same), those of an update with imagined ones, of which there are many, less noisy and
+    each from fresh rollouts. Their number is fixed, not their size: Adam moves about as far per minibatch whatever is in it,
+    so a mode with more rollouts per step must not take more of them.
     """
 
     learning_rate: float = 5e-4
@@ -106,13 +106,13 @@ class Objective:
             self.skipped += 1
             return {"optimizer_updates": 0.0, "skipped_updates": 1.0}
         count, (length, tokens) = len(rows.coefficients), sources[0].rollouts.log_probs.shape[1:]
-        epochs = self.config.imagined_epochs if extra else self.config.epochs
+        config, imagined = self.config, bool(rows.imagined.any())
+        epochs = config.imagined_epochs if imagined else config.epochs
         generator = torch.Generator().manual_seed(seed % 2**63)
         optimizer = self._optimizers["extra" if extra else "corrected"]
-        imagined_rate = self.config.imagined_learning_rate if bool(rows.imagined.any()) else None
         for group in optimizer.param_groups:
-            group["lr"] = imagined_rate or self.config.learning_rate
-        parts = min(count, self.config.imagined_minibatches if extra else self.config.minibatches)
+            group["lr"] = (config.imagined_learning_rate if imagined else None) or config.learning_rate
+        parts = min(count, config.imagined_minibatches if imagined else config.minibatches)
         totals: dict[str, float] = {}
         for epoch in range(epochs):
             for part, index in enumerate(torch.randperm(count, generator=generator).tensor_split(parts)):

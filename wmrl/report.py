@@ -93,6 +93,8 @@ def read_run(folder: Path) -> RunData:
 def _headline(data: RunData, title: str) -> list[str]:
     summary, last = data.summary, (data.metrics[-1] if data.metrics else {})
     shown = [(name, *_rate(summary.get(name))) for name in ("base", "final")]
+    sampled = [f"{name}_sampled" for name in ("base", "final")]
+    shown += [(name.replace("_", ", "), *_rate(summary[name])) for name in sampled if summary.get(name)]
     share = summary.get("imagined_share")
     shown.append(("imagined share of the update", number(share, 2), "share of its |coefficients|, whole run"))
     real = data.ledger.get("real_decisions", last.get("real_decisions"))
@@ -203,8 +205,9 @@ def _imagination(data: RunData) -> str:
             "Weights of the correction; background: trust state.",
         ),
         figure(
-            plots.band(steps, *agreement, ylabel="correlation", label="within-start agreement"),
-            "Agreement of real and imagined returns within a start, with its bounds.",
+            plots.band(steps, *agreement, ylabel="correlation", label="agreement"),
+            "Agreement with reality, with its bounds: of real advantages with what proposed updates change (from keyframes), "
+            "or of real and imagined returns within a start (twins).",
         ),
         figure(
             plots.lines(steps, {"dose": data.series("dose")}, ylabel="updates"), "Dose: further imagined updates of each step."

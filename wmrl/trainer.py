@@ -106,7 +106,8 @@ class Trainer:
         plan = correction.plan(parts.starts, self.step_index, self.config.seed, parts.keyframes)
         extra, proposal = self._extra_updates(plan)
         with ledger.phase("imagine"):
-            imagined = self._imagine(plan.imagined, "rollouts")
+            twins = self._imagine(plan.starts, "rollouts")
+            imagined = twins if plan.keyframes is None else self._branch(plan.keyframes, "branches")
             anchors = correction.choose_anchors(plan, imagined)  # after the predictions, before any real outcome
         with ledger.phase("real"):
             real = parts.pairing.execute(
@@ -114,7 +115,7 @@ class Trainer:
                 parts.policy,
                 anchors.starts,
                 correction.config.group_size,
-                imagined,
+                twins,
                 seed=self._seed("rollouts"),
                 policy_version=self.step_index,
                 record=self.config.record,
@@ -126,13 +127,13 @@ class Trainer:
             numbers = self._objective.update(batch.sources, seed=self._seed("minibatches"))
             if proposal is not None:
                 correction.judge_updates(real, proposal.change(real))
-            correction.update(imagined, real)  # only now may these outcomes move the state
+            correction.update(twins, real)  # only now may these outcomes move the state
         parts.buffer.add(replace(real, values=None))
         with ledger.phase("fit"):
             losses = self._refresh()
         record = {
             "step": self.step_index,
-            **_outcomes(real, imagined),
+            **_outcomes(real, twins),
             **batch.info,
             **numbers,
             **extra,
@@ -153,16 +154,17 @@ class Trainer:
         """One real update from groups that the policy, still as it was when training began, has just played; they go to the
         buffer.
 
-        The base rollouts that the first world model learns from are real experience of the current policy: every mode uses
-        them.
+        The base rollouts that the first world model learns from are real experience of the current policy. Where predictions
+        have a say already, they act through the model alone: their own gradient is mostly noise.
         """
         assert self.step_index == 0, "a warm start comes before the first step"
         starts = tuple({start.group_key: start for start in real.starts}.values())
         plan, anchors = Plan(-1, self.config.seed, starts, ()), Anchors(starts, (1.0,) * len(starts))
         with self.parts.ledger.phase("update"):
-            real = self._judged(real)
-            batch = self.parts.correction.correct(plan, anchors, None, real, same_samples=False)
-            numbers = self._objective.update(batch.sources, seed=self._seed("warm start"))
+            real, numbers = self._judged(real), {}
+            if self.parts.correction.combination().kappa == 0:
+                batch = self.parts.correction.correct(plan, anchors, None, real, same_samples=False)
+                numbers = self._objective.update(batch.sources, seed=self._seed("warm start"))
             self.parts.correction.update(None, real)
         self.parts.buffer.add(replace(real, values=None))
         return numbers
@@ -190,7 +192,12 @@ class Trainer:
             model_version=model.version,
         )
         self.parts.ledger.record("imagination", rollouts)
-        return rollouts if self.parts.keyframes is None else branches(rollouts)
+        return rollouts
+
+    def _branch(self, keyframes: Sequence[Start], *purpose: int | str) -> Rollouts | None:
+        """Imagined branches of recorded states, one decision each; None where none are planned."""
+        rollouts = self._imagine(keyframes, *purpose)
+        return None if rollouts is None else branches(rollouts)
 
     def _extra_updates(self, plan: Plan) -> tuple[dict[str, float], Proposal | None]:
         """The dose: updates on imagined rollouts alone, each from its own starts and the newest policy, before anything is
@@ -204,7 +211,8 @@ class Trainer:
         totals: dict[str, float] = {"dose": float(len(plan.extra)) if kept else 0.0}
         for number, starts in enumerate(plan.extra):
             with self.parts.ledger.phase("imagine"):
-                imagined = self._imagine(starts, "extra", number)
+                imagine = self._branch if keyframes else self._imagine
+                imagined = imagine(starts, "extra", number)
                 assert imagined is not None, "a dose without a world model"
             with self.parts.ledger.phase("update"):
                 batch = self.parts.correction.imagined_batch(imagined)

@@ -178,7 +178,8 @@ def agreement_of_updates(real: Rollouts, change: Tensor) -> dict[str, Any]:
     judged = real.valid()[:, None] & (real.mask > 0)
     gain, changed = advantages(real)[judged], change.double()[judged]
     table = within_group_correlation(gain, changed, torch.zeros(len(gain)))
-    interval = fisher_interval(table.estimate, len(gain) - 1, 1.96)
+    known = table.estimate == table.estimate  # NaN where all outcomes, or all changes, are equal
+    interval = fisher_interval(table.estimate, len(gain) - 1, 1.96) if known else (-1.0, 1.0)
     return {"update_agreement": table.estimate, "update_interval": interval, "update_decisions": len(gain)}
 
 

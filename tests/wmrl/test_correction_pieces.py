@@ -352,7 +352,8 @@ def feed(trust: Trust, *, rho: float, steps: int, offset: float = 0.0, seed: int
     for step in range(steps):
         real = normal(32, seed=seed + 2 * step)
         predicted = rho * real + math.sqrt(1 - rho**2) * normal(32, seed=seed + 2 * step + 1)
-        trust.observe(real, predicted + offset, index, valid)
+        trust.agreement.add(real, predicted + offset, index, valid)
+        trust.watch(predicted + offset - real)
         states.append(trust.update(0.0))
     return states
 

@@ -57,6 +57,7 @@ class Correction:
         self._num_features = num_features if features else 0
         self._map = WithinGroupMap(config.map, self._num_features)
         self._offsets = Offsets()
+        self._judged_by_updates = judged_by_updates
         self.trust = Trust(config.update_trust if judged_by_updates else config.trust)
         self._scale = TaskScale(floor=config.scale_floor)
         self._moments = Moments(config.memory)
@@ -285,7 +286,8 @@ class Correction:
         return coefficients.clamp(-limit, limit)
 
     def _observe_pairs(self, imagined: Rollouts, real: Rollouts) -> None:
-        """Trust, l and offsets from pairs of a real rollout and its imagined counterpart."""
+        """Trust, l and offsets from pairs of a real rollout and its imagined counterpart. With keyframes pairs only show how
+        far imagined success is from real success: they say nothing about imagination that begins elsewhere."""
         rows = match(imagined, real)
         paired = real[rows >= 0]
         if not len(paired):
@@ -294,15 +296,18 @@ class Correction:
         predicted, variance = (values[rows] for values in self._debiased(imagined))
         valid, groups = paired.valid() & imagined.valid()[rows], paired.group_index()
         returns = torch.where(valid, paired.returns().double(), 0.0)
-        self.trust.observe(returns, predicted, groups, valid)
-        a_real = advantages(paired) / self._scale(paired.starts)[:, None]
-        self._moments.update(a_real, self._imagined_advantages(imagined)[rows], same_decisions(paired, imagined[rows]))
-        residual = centred(returns - predicted, groups, valid)
-        self._calibration.update(returns[valid], predicted[valid], residual[valid], variance[valid])
+        self.trust.watch((predicted - returns)[valid])
         raw = imagined.returns().double()[rows] - returns
         chosen = [g for g in groups.unique() if bool((valid & (groups == g)).any())]
         keys = [task_key(paired.starts[int((groups == g).nonzero()[0])]) for g in chosen]
         self._offsets.update(keys, [float(raw[valid & (groups == g)].mean()) for g in chosen])
+        if self._judged_by_updates:
+            return
+        self.trust.agreement.add(returns, predicted, groups, valid)
+        a_real = advantages(paired) / self._scale(paired.starts)[:, None]
+        self._moments.update(a_real, self._imagined_advantages(imagined)[rows], same_decisions(paired, imagined[rows]))
+        residual = centred(returns - predicted, groups, valid)
+        self._calibration.update(returns[valid], predicted[valid], residual[valid], variance[valid])
         self._map.update(imagined.returns()[rows], self._feature_table(imagined)[rows], returns, groups, valid)
 
     def metrics(self) -> dict[str, Any]:

@@ -140,12 +140,11 @@ class Trust:
         """Lower and upper bound of the within-group correlation."""
         return self.agreement.bounds(self.config.z)
 
-    def observe(self, real: Tensor, predicted: Tensor, groups: Tensor, valid: Tensor) -> None:
-        """Take in pairs (B,) without moving the state: first evidence from the exam, or one step's anchors."""
-        self.agreement.add(real, predicted, groups, valid)
-        if not bool(valid.any()):
+    def watch(self, gaps: Tensor) -> None:
+        """Take in one step's predicted minus real returns of pairs (B,): what the alarms look at."""
+        if not len(gaps):
             return
-        gap = float((predicted - real)[valid].mean())
+        gap = float(gaps.mean())
         self._gap_weight += 1.0
         self._fast_gap += max(0.3, 1 / self._gap_weight) * (gap - self._fast_gap)
         self._slow_gap += max(0.03, 1 / self._gap_weight) * (gap - self._slow_gap)
