@@ -3,7 +3,6 @@ model."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -21,6 +20,7 @@ from wmrl.ledger import Ledger
 from wmrl.noise import derive_seed
 from wmrl.objective import Objective, ObjectiveConfig, TrainablePolicy
 from wmrl.pairing import Pairing
+from wmrl.proposal import Proposal, frozen_copy
 from wmrl.types import Environment, ImaginedWorld, Rollouts, Start, Status
 
 
@@ -63,20 +63,6 @@ class Parts:
     keyframes: KeyframeSource | None = None
 
 
-@dataclass(frozen=True)
-class Proposal:
-    """Updates that imagination proposed: the policy on the other side of them, and whether they were kept."""
-
-    other: TrainablePolicy
-    kept: bool
-
-    @torch.no_grad()
-    def change(self, real: Rollouts) -> torch.Tensor:
-        """(B, T) log-probability of each real decision with the updates minus without; the policy that acted is one of both."""
-        tokens = torch.where(real.token_mask, self.other.log_prob(real.inputs, real.actions) - real.log_probs, 0.0)
-        return (-1.0 if self.kept else 1.0) * tokens.sum(-1)
-
-
 class Trainer:
     """Runs steps. Every random number is keyed by (seed, step, purpose), so a step depends on the state before it and
     nothing else."""
@@ -93,8 +79,9 @@ class Trainer:
             mode = parts.correction.config.mode
             raise ValueError(f"expected a world model with correction.mode={mode}, got none: fit one first, or use mode=real")
         self.config, self.parts = config, parts
-        self._reference, self._other = _frozen_copy(parts.policy), _frozen_copy(parts.policy)
+        self._reference = frozen_copy(parts.policy)
         self._objective = Objective(objective, parts.policy, self._reference)
+        self._proposal = Proposal(parts.policy, self._objective) if parts.keyframes is not None else None
         self._on_step = on_step
         self.step_index = 0
 
@@ -104,7 +91,7 @@ class Trainer:
         parts, correction, ledger = self.parts, self.parts.correction, self.parts.ledger
         before = ledger.wall_seconds()
         plan = correction.plan(parts.starts, self.step_index, self.config.seed, parts.keyframes)
-        extra, proposal = self._extra_updates(plan)
+        extra = self._extra_updates(plan)
         with ledger.phase("imagine"):
             twins = self._imagine(plan.starts, "rollouts")
             imagined = twins if plan.keyframes is None else self._branch(plan.keyframes, "branches")
@@ -125,8 +112,8 @@ class Trainer:
             real = self._judged(real)
             batch = correction.correct(plan, anchors, imagined, real, same_samples=parts.pairing.same_samples)
             numbers = self._objective.update(batch.sources, seed=self._seed("minibatches"))
-            if proposal is not None:
-                correction.judge_updates(real, proposal.change(real))
+            if self._proposal is not None and plan.extra:
+                correction.judge_updates(real, self._proposal.change(real))
             correction.update(twins, real)  # only now may these outcomes move the state
         parts.buffer.add(replace(real, values=None))
         with ledger.phase("fit"):
@@ -199,19 +186,16 @@ class Trainer:
         rollouts = self._imagine(keyframes, *purpose)
         return None if rollouts is None else branches(rollouts)
 
-    def _extra_updates(self, plan: Plan) -> tuple[dict[str, float], Proposal | None]:
+    def _extra_updates(self, plan: Plan) -> dict[str, float]:
         """The dose: updates on imagined rollouts alone, each from its own starts and the newest policy, before anything is
         executed. With keyframes they are a proposal that this step's real rollouts will judge; where nothing is trusted yet,
         one that is taken back."""
-        keyframes = plan.keyframes is not None and len(plan.extra) > 0
-        kept = self.parts.correction.dose() > 0
-        if keyframes:
-            _copy_trained(self.parts.policy, self._other)
-            state = copy.deepcopy(self._objective.state_dict())
+        kept, imagine = self.parts.correction.dose() > 0, self._imagine if plan.keyframes is None else self._branch
         totals: dict[str, float] = {"dose": float(len(plan.extra)) if kept else 0.0}
+        if self._proposal is not None:
+            self._proposal.begin(kept=kept)
         for number, starts in enumerate(plan.extra):
             with self.parts.ledger.phase("imagine"):
-                imagine = self._branch if keyframes else self._imagine
                 imagined = imagine(starts, "extra", number)
                 assert imagined is not None, "a dose without a world model"
             with self.parts.ledger.phase("update"):
@@ -222,10 +206,9 @@ class Trainer:
                 for name in ("kl", "optimizer_updates", "clipped_tokens_imagined"):
                     totals[f"extra_{name}"] = totals.get(f"extra_{name}", 0.0) + numbers.get(name, 0.0)
                 totals["extra_mass_imagined"] = totals.get("extra_mass_imagined", 0.0) + batch.info["mass_imagined"]
-        if keyframes and not kept:
-            _swap_trained(self.parts.policy, self._other)
-            self._objective.load_state_dict(state)
-        return totals, Proposal(self._other, kept) if keyframes else None
+        if self._proposal is not None:
+            self._proposal.end()
+        return totals
 
     def _refresh(self) -> dict[str, float]:
         """Fit the world model again on everything real, every few steps; its pairs were used for the correction before."""
@@ -279,31 +262,6 @@ class Trainer:
         parts.ledger.load_state_dict(state["ledger"])
         if parts.critic is not None:
             parts.critic.load_state_dict(state["critic"])
-
-
-def _frozen_copy(policy: TrainablePolicy) -> TrainablePolicy:
-    reference = copy.deepcopy(policy)
-    for _, parameter in reference.named_parameters():
-        parameter.requires_grad_(False)
-    return reference
-
-
-@torch.no_grad()
-def _copy_trained(source: TrainablePolicy, target: TrainablePolicy) -> None:
-    weights = dict(source.named_parameters())
-    for name, parameter in target.named_parameters():
-        if weights[name].requires_grad:
-            parameter.copy_(weights[name])
-
-
-@torch.no_grad()
-def _swap_trained(policy: TrainablePolicy, other: TrainablePolicy) -> None:
-    weights = dict(other.named_parameters())
-    for name, parameter in policy.named_parameters():
-        if parameter.requires_grad:
-            kept = parameter.clone()
-            parameter.copy_(weights[name])
-            weights[name].copy_(kept)
 
 
 def _trained(policy: TrainablePolicy) -> set[str]:

@@ -1,0 +1,63 @@
+"""Updates on trial: what imagination proposes, so that real rollouts can judge it, and how it is taken back.
+
+Shape legend: B rollouts, T decisions.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wmrl.objective import Objective, TrainablePolicy
+from wmrl.types import Rollouts
+
+
+class Proposal:
+    """Remembers the policy on the other side of a step's imagined updates: before them where they are kept, after them where
+    they are taken back. The policy that then acts is the trained one; its real rollouts judge the difference."""
+
+    def __init__(self, policy: TrainablePolicy, objective: Objective) -> None:
+        self._policy, self._objective = policy, objective
+        self._other = frozen_copy(policy)
+        self._state: dict[str, Any] = {}
+        self.kept = True
+
+    def begin(self, *, kept: bool) -> None:
+        """Call before the updates."""
+        self.kept = kept
+        self._state = {} if kept else copy.deepcopy(self._objective.state_dict())
+        with torch.no_grad():
+            for policy, other in self._trained():
+                other.copy_(policy)
+
+    def end(self) -> None:
+        """Call after the updates: what is not kept leaves no trace in policy or optimiser."""
+        if self.kept:
+            return
+        with torch.no_grad():
+            for policy, other in self._trained():
+                proposed = policy.clone()
+                policy.copy_(other)
+                other.copy_(proposed)
+        self._objective.load_state_dict(self._state)
+
+    @torch.no_grad()
+    def change(self, real: Rollouts) -> Tensor:
+        """(B, T) log-probability of each real decision with the updates minus without; the policy that acted is one of both."""
+        tokens = torch.where(real.token_mask, self._other.log_prob(real.inputs, real.actions) - real.log_probs, 0.0)
+        return (-1.0 if self.kept else 1.0) * tokens.sum(-1)
+
+    def _trained(self) -> list[tuple[Tensor, Tensor]]:
+        others = dict(self._other.named_parameters())
+        return [(p, others[name]) for name, p in self._policy.named_parameters() if p.requires_grad]
+
+
+def frozen_copy(policy: TrainablePolicy) -> TrainablePolicy:
+    """An independent copy that nothing trains."""
+    other = copy.deepcopy(policy)
+    for _, parameter in other.named_parameters():
+        parameter.requires_grad_(False)
+    return other
