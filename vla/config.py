@@ -105,8 +105,11 @@ class TrainConfig:
                 raise ValueError(f"expected {name} >= 1, got {getattr(self, name)}")
         if self.imagine_from not in ("keyframes", "starts"):
             raise ValueError(f"expected train.imagine_from to be keyframes or starts, got {self.imagine_from!r}")
-        if self.imagine_from == "keyframes" and self.correction.mode == "ppi":
-            raise ValueError("expected train.imagine_from=starts with correction.mode=ppi, which needs pairs; got keyframes")
+        if self.imagine_from == "keyframes" and self.correction.mode in ("ppi", "fusion"):
+            raise ValueError(
+                f"expected train.imagine_from=starts with correction.mode={self.correction.mode}, which needs pairs; "
+                "got keyframes"
+            )
         correction, needed = self.correction, self.correction.real_groups
         if self.imagine_from == "starts" and correction.mode != "real":
             needed = correction.imagined_groups * (1 + max(correction.dose, correction.max_dose))

@@ -76,6 +76,10 @@ class Session:
         return EncodedEnvironment(self.environment, policy)
 
     @property
+    def imagines_from_keyframes(self) -> bool:
+        return self.config.train.imagine_from == "keyframes"
+
+    @property
     def base_folder(self) -> Path:
         """The run folder whose demonstrations, base policy, base rollouts and world model are used."""
         return self.config.base if self.config.base is not None else self.run.path

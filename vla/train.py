@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from wmrl.progress import Progress, note, stage
 from wmrl.state_files import load_rollouts, load_state
 from wmrl.trainer import Parts, Trainer, TrainerConfig
 from wmrl.types import Start
+from world_model.exam import judge
 
 SHOWN = ("real_success", "imagined_success", "imagined_share", "trust", "dose", "rho_low", "real_episodes")
 
@@ -57,7 +59,7 @@ def build(session: Session, policy: ChunkPolicy) -> Trainer:
     """The parts of a robot run, by plain calls."""
     config = session.config
     real = session.encoded(policy)
-    at_keyframes = config.train.imagine_from == "keyframes"
+    at_keyframes = session.imagines_from_keyframes
     correction = Correction(
         config.train.correction, features=early_behaviour, num_features=NUM_FEATURES, judged_by_updates=at_keyframes
     )
@@ -92,16 +94,24 @@ def begin(session: Session, trainer: Trainer) -> None:
     if parts.correction.uses_model:
         parts.buffer.add(perturbed_demonstrations(session))
         seed_evidence(session, parts.correction)
-        parts.correction.veto(read_exam(session).verdict == "RED")
     trainer.warm_start(base)
     save(session, trainer, parts.policy)
 
 
 def seed_evidence(session: Session, correction: Correction) -> None:
-    """First evidence before training: what the exam's cross-fitted models said of real rollouts that they never saw."""
-    real = load_rollouts(session.world_model / "exam_real.safetensors")
-    if session.config.train.imagine_from == "keyframes":
-        correction.judge_updates(real, load_state(session.world_model / "exam_updates.safetensors")["change"])
+    """First evidence before training: what the exam's cross-fitted models said of real rollouts that they never saw; RED is a
+    veto. The base run's exam holds both kinds of evidence, and this run's verdict is by the kind that it trains with."""
+    real, at_keyframes = load_rollouts(session.world_model / "exam_real.safetensors"), session.imagines_from_keyframes
+    exam, change = read_exam(session), load_state(session.world_model / "exam_updates.safetensors")["change"]
+    if at_keyframes and change is None:
+        raise ValueError(
+            "expected a base run whose exam judged updates from keyframes, its train.imagine_from was starts; "
+            "use the same here, or another base"
+        )
+    verdict, _ = judge(asdict(exam), session.config.world_model.exam, by_updates=at_keyframes)
+    correction.veto(verdict == "RED")
+    if at_keyframes:
+        correction.judge_updates(real, change)
     correction.seed_evidence(load_rollouts(session.world_model / "exam_twin.safetensors"), real)
 
 

@@ -27,6 +27,7 @@ from wmrl.keyframes import Keyframes, branches
 from wmrl.noise import derive_seed
 from wmrl.objective import Objective
 from wmrl.progress import note, stage
+from wmrl.proposal import relative_change
 from wmrl.state_files import load_rollouts, load_state, save_rollouts, save_state, without_inputs
 from wmrl.types import Rollouts, concatenate
 from world_model.exam import Exam, Fold, cross_fit, merge
@@ -99,7 +100,7 @@ def perturbed_demonstrations(session: Session) -> Rollouts:
         session.ledger.record_counts(PLANNING, decisions=rollouts.num_decisions(), episodes=0, seconds=0.0)
         session.save_ledger()
     note(f"perturbed demonstrations: {rollouts.returns().mean():.2f} success on {len(rollouts)} rollouts")
-    return rollouts
+    return replace(rollouts, member=torch.full_like(rollouts.member, -1))  # no state that the policy itself has reached
 
 
 def base_seed(config: RunConfig) -> int:
@@ -139,21 +140,22 @@ def examine_cross_fitted(session: Session, policy: ChunkPolicy, base: Rollouts, 
         buffer = Buffer()
         buffer.add(training)
         model = build_model(config, policy, session_beginnings(session, policy, buffer))
-        model.fit(training, seed=derive_seed(config.seed, "exam", len(training)))
+        model.fit(training, seed=derive_seed(config.seed, "exam", held_out.starts[0].group_key))
         twin = collect(model.environment(), policy, held_out.starts, held_out.member.tolist(), seed=base_seed(config))
+        session.ledger.record("exam, imagined", twin)
         change = None
         if config.train.imagine_from == "keyframes":
-            change = proposed_change(config, policy, model, buffer, held_out)
+            change = proposed_change(session, policy, model, buffer, held_out)
         return Fold(held_out, model.member_hazards(held_out), twin, one_chunk_error(model, held_out), change)
 
     return merge(cross_fit(base, perturbed, config.world_model.exam.folds, examine_fold), config.world_model.exam)
 
 
 def proposed_change(
-    config: RunConfig, policy: ChunkPolicy, model: LatentWorldModel, buffer: Buffer, held_out: Rollouts
+    session: Session, policy: ChunkPolicy, model: LatentWorldModel, buffer: Buffer, held_out: Rollouts
 ) -> Tensor:
-    """(B, T) what updates of the policy, imagined from keyframes, add to the log-probability of held-out real decisions."""
-    seed = derive_seed(config.seed, "exam updates", len(held_out))
+    """(B, T) what updates of the policy, imagined from keyframes, change of the probability of held-out real decisions."""
+    config, seed = session.config, derive_seed(session.config.seed, "exam updates", held_out.starts[0].group_key)
     correction = Correction(config.train.correction, judged_by_updates=True)
     updated = copy.deepcopy(policy)
     objective = Objective(config.train.objective, updated, policy)
@@ -161,11 +163,13 @@ def proposed_change(
     for block in range(config.world_model.exam.updates):
         chosen = keyframes(0, block, config.train.correction.imagined_groups)
         rows, members = expand(chosen, config.train.correction.group_size)
-        imagined = branches(collect(model.environment(), updated, rows, members, seed=derive_seed(seed, block)))
-        objective.update(correction.imagined_batch(imagined).sources, seed=derive_seed(seed, "minibatches", block), extra=True)
+        imagined = collect(model.environment(), updated, rows, members, seed=derive_seed(seed, block))
+        session.ledger.record("exam, imagined", imagined)
+        objective.update(
+            correction.imagined_batch(branches(imagined)).sources, seed=derive_seed(seed, "minibatches", block), extra=True
+        )
     with torch.no_grad():
-        change = updated.log_prob(held_out.inputs, held_out.actions) - held_out.log_probs
-    return torch.where(held_out.token_mask, change, 0.0).sum(-1)
+        return relative_change(updated.log_prob(held_out.inputs, held_out.actions), held_out)
 
 
 def one_chunk_error(model: LatentWorldModel, rollouts: Rollouts) -> float:

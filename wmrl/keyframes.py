@@ -48,9 +48,9 @@ class Keyframes:
         self._buffer, self._seed = buffer, seed
 
     def __call__(self, step: int, block: int, count: int) -> tuple[Start, ...]:
-        """`count` keyframes (or all there are), uniform over the decisions that were really taken."""
+        """`count` keyframes (or all there are), uniform over the decisions that a policy really took."""
         rollouts = self._buffer.all()
-        taken = torch.nonzero(rollouts.mask > 0)
+        taken = torch.nonzero((rollouts.mask > 0) & (rollouts.member >= 0)[:, None])
         generator = torch.Generator().manual_seed(derive_seed(self._seed, step, "keyframes", block))
         chosen = taken[torch.randperm(len(taken), generator=generator)[:count]].tolist()
         chosen.sort(key=lambda place: -place[1])  # those near the deadline together: a wave stops when all of its rows have

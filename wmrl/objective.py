@@ -35,10 +35,10 @@ class TrainablePolicy(Policy, Protocol):
 class ObjectiveConfig:
     """clip_low and clip_high bound the ratio to [1 - low, 1 + high]; kl is the weight of the mean k3 divergence per token.
 
-    epochs and minibatches (per epoch) are those of an update on real rollouts alone, the imagined ones, and
-    imagined_learning_rate (None: the same), those of an update with imagined ones, of which there are many, less noisy and
-    each from fresh rollouts. Their number is fixed, not their size: Adam moves about as far per minibatch whatever is in it,
-    so a mode with more rollouts per step must not take more of them.
+    epochs and minibatches (per epoch) are those of the corrected update, the imagined ones, and imagined_learning_rate (None:
+    the same), those of each extra imagined update, of which there are many, less noisy and each from fresh rollouts. Their
+    number is fixed, not their size: Adam moves about as far per minibatch whatever is in it, so a mode with more rollouts per
+    step must not take more of them.
     """
 
     learning_rate: float = 5e-4
@@ -93,26 +93,25 @@ class Objective:
         self._parameters = [p for _, p in policy.named_parameters() if p.requires_grad]
         # Two sets of moments: imagined gradients are far less noisy than real ones, and an update that imagination proposes
         # must not carry the momentum of real outcomes, since real outcomes are to judge it.
-        rates = {"corrected": config.learning_rate, "extra": config.imagined_learning_rate or config.learning_rate}
-        self._optimizers = {name: torch.optim.Adam(self._parameters, lr=rate) for name, rate in rates.items()}
+        self._optimizers = {name: torch.optim.Adam(self._parameters) for name in ("corrected", "extra")}
         self.num_updates = 0
         self.skipped = 0
 
-    def update(self, sources: Sequence[Weighted], *, seed: int, extra: bool = False) -> dict[str, float]:
+    def update(self, sources: Sequence[Weighted], *, seed: int, extra: bool = False, pace: float = 1.0) -> dict[str, float]:
         """Several epochs of minibatches over all decisions with a coefficient; without any, nothing happens and it is
-        counted."""
-        rows = self._rows(sources)
+        counted. `pace` scales the rate: Adam forgets how large a gradient is, so a smaller share of a step must go slower."""
+        rows = self._rows(sources) if pace > 0 else None
         if rows is None:
             self.skipped += 1
             return {"optimizer_updates": 0.0, "skipped_updates": 1.0}
         count, (length, tokens) = len(rows.coefficients), sources[0].rollouts.log_probs.shape[1:]
-        config, imagined = self.config, bool(rows.imagined.any())
-        epochs = config.imagined_epochs if imagined else config.epochs
+        config = self.config
+        epochs = config.imagined_epochs if extra else config.epochs
         generator = torch.Generator().manual_seed(seed % 2**63)
         optimizer = self._optimizers["extra" if extra else "corrected"]
         for group in optimizer.param_groups:
-            group["lr"] = (config.imagined_learning_rate if imagined else None) or config.learning_rate
-        parts = min(count, config.imagined_minibatches if imagined else config.minibatches)
+            group["lr"] = pace * ((config.imagined_learning_rate if extra else None) or config.learning_rate)
+        parts = min(count, config.imagined_minibatches if extra else config.minibatches)
         totals: dict[str, float] = {}
         for epoch in range(epochs):
             for part, index in enumerate(torch.randperm(count, generator=generator).tensor_split(parts)):

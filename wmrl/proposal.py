@@ -14,6 +14,9 @@ from torch import Tensor
 from wmrl.objective import Objective, TrainablePolicy
 from wmrl.types import Rollouts
 
+MAX_LOG_RATIO = 3.0
+"""Ratios are capped at 20: a single decision must not decide what hundreds say."""
+
 
 class Proposal:
     """Remembers the policy on the other side of a step's imagined updates: before them where they are kept, after them where
@@ -46,13 +49,24 @@ class Proposal:
 
     @torch.no_grad()
     def change(self, real: Rollouts) -> Tensor:
-        """(B, T) log-probability of each real decision with the updates minus without; the policy that acted is one of both."""
-        tokens = torch.where(real.token_mask, self._other.log_prob(real.inputs, real.actions) - real.log_probs, 0.0)
-        return (-1.0 if self.kept else 1.0) * tokens.sum(-1)
+        """(B, T) how much more probable the updates make each real decision, in units of the policy that acted (see
+        `relative_change`); with a minus where that policy is the one with the updates."""
+        change = relative_change(self._other.log_prob(real.inputs, real.actions), real)
+        return -change if self.kept else change
 
     def _trained(self) -> list[tuple[Tensor, Tensor]]:
         others = dict(self._other.named_parameters())
         return [(p, others[name]) for name, p in self._policy.named_parameters() if p.requires_grad]
+
+
+def relative_change(log_probs: Tensor, real: Rollouts) -> Tensor:
+    """(B, T) q / p - 1 of each real decision under another policy q, log_probs (B, T, K), and the policy p that acted.
+
+    Its mean over p's decisions is 0 in every state, whatever q is, so by itself it is uncorrelated with any outcome that the
+    decision does not influence. The logarithm would not do: its mean is -KL(p, q), which differs from state to state.
+    """
+    tokens = torch.where(real.token_mask, log_probs - real.log_probs, 0.0)
+    return tokens.sum(-1).clamp(max=MAX_LOG_RATIO).expm1()
 
 
 def frozen_copy(policy: TrainablePolicy) -> TrainablePolicy:

@@ -81,7 +81,8 @@ class Trainer:
         self.config, self.parts = config, parts
         self._reference = frozen_copy(parts.policy)
         self._objective = Objective(objective, parts.policy, self._reference)
-        self._proposal = Proposal(parts.policy, self._objective) if parts.keyframes is not None else None
+        proposes = parts.keyframes is not None and parts.correction.uses_model
+        self._proposal = Proposal(parts.policy, self._objective) if proposes else None
         self._on_step = on_step
         self.step_index = 0
 
@@ -94,8 +95,7 @@ class Trainer:
         extra = self._extra_updates(plan)
         with ledger.phase("imagine"):
             twins = self._imagine(plan.starts, "rollouts")
-            imagined = twins if plan.keyframes is None else self._branch(plan.keyframes, "branches")
-            anchors = correction.choose_anchors(plan, imagined)  # after the predictions, before any real outcome
+            anchors = correction.choose_anchors(plan, twins)  # after the predictions, before any real outcome
         with ledger.phase("real"):
             real = parts.pairing.execute(
                 parts.environment,
@@ -110,8 +110,8 @@ class Trainer:
             ledger.record("anchors", real)
         with ledger.phase("update"):
             real = self._judged(real)
-            batch = correction.correct(plan, anchors, imagined, real, same_samples=parts.pairing.same_samples)
-            numbers = self._objective.update(batch.sources, seed=self._seed("minibatches"))
+            batch = correction.correct(plan, anchors, twins, real, same_samples=parts.pairing.same_samples)
+            numbers = self._objective.update(batch.sources, seed=self._seed("minibatches"), pace=batch.pace)
             if self._proposal is not None and plan.extra:
                 correction.judge_updates(real, self._proposal.change(real))
             correction.update(twins, real)  # only now may these outcomes move the state
@@ -124,7 +124,7 @@ class Trainer:
             **batch.info,
             **numbers,
             **extra,
-            "imagined_share": _imagined_share(batch.info, extra),
+            "imagined_share": _imagined_share(batch.info, extra, decisions=_decisions(real) if plan.at_keyframes else 1.0),
             **correction.metrics(),
             **losses,
             "optimizer_updates_total": self._objective.num_updates,
@@ -141,17 +141,17 @@ class Trainer:
         """One real update from groups that the policy, still as it was when training began, has just played; they go to the
         buffer.
 
-        The base rollouts that the first world model learns from are real experience of the current policy. Where predictions
-        have a say already, they act through the model alone: their own gradient is mostly noise.
+        The base rollouts that the first world model learns from are real experience of the current policy: every mode uses
+        them. What part of it their own gradient has is what it has in every step.
         """
         assert self.step_index == 0, "a warm start comes before the first step"
         starts = tuple({start.group_key: start for start in real.starts}.values())
-        plan, anchors = Plan(-1, self.config.seed, starts, ()), Anchors(starts, (1.0,) * len(starts))
+        at_keyframes = self.parts.keyframes is not None
+        plan, anchors = Plan(-1, self.config.seed, starts, (), at_keyframes=at_keyframes), Anchors(starts, (1.0,) * len(starts))
         with self.parts.ledger.phase("update"):
-            real, numbers = self._judged(real), {}
-            if self.parts.correction.combination().kappa == 0:
-                batch = self.parts.correction.correct(plan, anchors, None, real, same_samples=False)
-                numbers = self._objective.update(batch.sources, seed=self._seed("warm start"))
+            real = self._judged(real)
+            batch = self.parts.correction.correct(plan, anchors, None, real, same_samples=False)
+            numbers = self._objective.update(batch.sources, seed=self._seed("warm start"), pace=batch.pace)
             self.parts.correction.update(None, real)
         self.parts.buffer.add(replace(real, values=None))
         return numbers
@@ -190,7 +190,7 @@ class Trainer:
         """The dose: updates on imagined rollouts alone, each from its own starts and the newest policy, before anything is
         executed. With keyframes they are a proposal that this step's real rollouts will judge; where nothing is trusted yet,
         one that is taken back."""
-        kept, imagine = self.parts.correction.dose() > 0, self._imagine if plan.keyframes is None else self._branch
+        kept, imagine = self.parts.correction.dose() > 0, self._branch if plan.at_keyframes else self._imagine
         totals: dict[str, float] = {"dose": float(len(plan.extra)) if kept else 0.0}
         if self._proposal is not None:
             self._proposal.begin(kept=kept)
@@ -268,12 +268,16 @@ def _trained(policy: TrainablePolicy) -> set[str]:
     return {name for name, parameter in policy.named_parameters() if parameter.requires_grad}
 
 
-def _imagined_share(info: dict[str, float], extra: dict[str, float]) -> float:
+def _imagined_share(info: dict[str, float], extra: dict[str, float], *, decisions: float) -> float:
     """Share of the step's |coefficient| mass on imagined rollouts, the extra updates included; 0 when there is no mass at
-    all."""
-    imagined = info.get("mass_imagined", 0.0) + extra.get("extra_mass_imagined", 0.0)
+    all. `decisions`: of a real rollout, for each of which a branch of one decision stands."""
+    imagined = info.get("mass_imagined", 0.0) + decisions * extra.get("extra_mass_imagined", 0.0)
     total = imagined + info["mass_real"]
     return imagined / total if total > 0 else 0.0
+
+
+def _decisions(rollouts: Rollouts) -> float:
+    return float(rollouts.mask.sum()) / len(rollouts)
 
 
 def _outcomes(real: Rollouts, imagined: Rollouts | None) -> dict[str, float]:

@@ -99,7 +99,8 @@ class Step:
 class Rollouts:
     """A padded batch of rollouts, real or imagined.
 
-    starts          B starts; member (B,) index inside the group; rollouts with one `Start.group_key` form a group
+    starts          B starts; member (B,) index inside the group (-1: no policy played it); rollouts with one
+                    `Start.group_key` form a group
     actions         (B, T, ...)
     inputs          name -> (B, T, ...): what the policy saw; `final` name -> (B, ...): the observation after the last decision
     log_probs       (B, T, K) under the policy that acted; token_mask (B, T, K) which tokens exist

@@ -5,7 +5,7 @@ Shape legend: B rollouts, T decisions, E ensemble members.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -168,7 +168,7 @@ def examine(
     }
     if change is not None:
         values |= agreement_of_updates(real, change)
-    verdict, reasons = judge(values, config)
+    verdict, reasons = judge(values, config, by_updates=change is not None)
     return Exam(verdict=verdict, reasons=reasons, **values)
 
 
@@ -177,7 +177,7 @@ def agreement_of_updates(real: Rollouts, change: Tensor) -> dict[str, Any]:
     `Correction.judge_updates`), its 95 % interval and the number of decisions."""
     judged = real.valid()[:, None] & (real.mask > 0)
     gain, changed = advantages(real)[judged], change.double()[judged]
-    table = within_group_correlation(gain, changed, torch.zeros(len(gain)))
+    table = within_group_correlation(gain, changed, judged.nonzero()[:, 1])
     known = table.estimate == table.estimate  # NaN where all outcomes, or all changes, are equal
     interval = fisher_interval(table.estimate, len(gain) - 1, 1.96) if known else (-1.0, 1.0)
     return {"update_agreement": table.estimate, "update_interval": interval, "update_decisions": len(gain)}
@@ -196,13 +196,13 @@ def hazard_auroc(hazard: Tensor, rewards: Tensor, at_risk: Tensor) -> tuple[tupl
     return tuple(values), sum(value * weight for value, weight in known) / total if total else float("nan")
 
 
-def judge(values: dict[str, Any], config: ExamConfig) -> tuple[str, tuple[str, ...]]:
+def judge(values: Mapping[str, Any], config: ExamConfig, *, by_updates: bool) -> tuple[str, tuple[str, ...]]:
     """RED vetoes imagination; AMBER leaves it to the trust state; GREEN is a model whose agreement is already shown.
 
     From keyframes the evidence is that of the updates; a rollout from the first state to the last need not be right.
     """
     red, amber = [], []
-    if values.get("update_decisions"):
+    if by_updates:
         low, high = values["update_interval"]
         if high < 0:
             red.append(f"real decisions speak against the proposed updates (upper bound {high:+.3f})")

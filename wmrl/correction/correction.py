@@ -1,15 +1,16 @@
 """`Correction`: plans a step, chooses anchors, turns predicted and real returns into coefficients, and learns how far to
 trust the model.
 
-The order of calls is `plan`, `choose_anchors`, `correct`, `update` (method 3.12). `correct` reads state, only `update`
-moves it, so no map, weight, scale or choice of a step ever depends on that step's real outcomes (the predictability rule of
-method 3.0).
+The order of calls is `plan`, `choose_anchors`, `correct`, `judge_updates`, `update` (method 3.12). `correct` reads state,
+only the last two move it, so no map, weight, scale or choice of a step ever depends on that step's real outcomes (the
+predictability rule of method 3.0).
 
 Shape legend: B rollouts, T decisions, F features of the domain; n anchor groups among m imagined groups, G members each.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -53,11 +54,17 @@ class Correction:
         judged_by_updates: bool = False,
     ) -> None:
         self.config = config
-        self._features = features
-        self._num_features = num_features if features else 0
+        self._features = None if judged_by_updates else features  # without pairs nothing is learned about the bias
+        self._num_features = num_features if self._features else 0
         self._map = WithinGroupMap(config.map, self._num_features)
         self._offsets = Offsets()
         self._judged_by_updates = judged_by_updates
+        self._unusable = 0.0
+        if judged_by_updates and config.mode in ("ppi", "fusion"):
+            raise ValueError(
+                f"expected correction.mode real, model or auto where imagination begins at keyframes, got {config.mode}, "
+                "which needs pairs: let it begin at starts (train.imagine_from=starts)"
+            )
         self.trust = Trust(config.update_trust if judged_by_updates else config.trust)
         self._scale = TaskScale(floor=config.scale_floor)
         self._moments = Moments(config.memory)
@@ -70,16 +77,15 @@ class Correction:
     def plan(self, starts: StartSource, step: int, seed: int, keyframes: KeyframeSource | None = None) -> Plan:
         """Starts of this step; the dose follows from what trust was after the step before.
 
-        With `keyframes`, imagination begins at states of recorded real rollouts and nothing is paired. Where no prediction has
-        a say, a few updates are planned all the same: to be judged, and taken back.
+        With `keyframes`, extra updates begin at states of recorded real rollouts. Where no prediction has a say, a few are
+        planned all the same: to be judged, and taken back.
         """
         config, dose = self.config, self.dose()
         if keyframes is not None and self.uses_model:
-            extra = dose or (config.probes if config.mode == "auto" else 0)
-            first = 1 if self.combination().kappa == 0 else 0
-            blocks = [tuple(keyframes(step, block, config.imagined_groups)) for block in range(first, 1 + extra)]
-            corrected, others = ((), blocks) if first else (blocks[0], blocks[1:])
-            return Plan(step, seed, _different(starts, step, config.real_groups), tuple(others), corrected)
+            probing = config.mode == "auto" and config.gate == "auto" and not self.trust.vetoed
+            blocks = range(dose or (config.probes if probing else 0))
+            extra = tuple(tuple(keyframes(step, block, config.imagined_groups)) for block in blocks)
+            return Plan(step, seed, _different(starts, step, config.real_groups), extra, at_keyframes=True)
         groups = config.imagined_groups if self.uses_model else config.real_groups
         chosen = _different(starts, step, groups * (1 + dose))
         split = [chosen[i : i + groups] for i in range(0, len(chosen), groups)]
@@ -92,13 +98,13 @@ class Correction:
             return self.config.dose
         if self.config.mode != "auto" or self._state() is not TrustState.FUSE:
             return 0
-        return max(1, round(self.config.max_dose * self._confidence()))
+        return min(self.config.max_dose, max(1, round(self.config.max_dose * self._confidence())))
 
     def choose_anchors(self, plan: Plan, imagined: Rollouts | None) -> Anchors:
         """The groups to execute: all of them in mode real, else a fixed number by expected variance reduction mixed with
         chance."""
         count, total = self.config.real_groups, len(plan.starts)
-        if imagined is None or plan.keyframes is not None:
+        if imagined is None or plan.at_keyframes:
             return Anchors(plan.starts, (1.0,) * total)
         if self.config.mode == "model" or self.combination() == REAL_ONLY:
             # No prediction has a say: the step's first starts, drawn at random already, are what real-only RL would execute.
@@ -122,26 +128,27 @@ class Correction:
         """Coefficients (B, T) of this step's real and imagined rollouts, from state of earlier steps.
 
         same_samples: real rollouts execute the very decisions that were predicted (`Replay`), so both coefficients meet in
-        one row. Imagined groups of keyframes have no pairs, so nothing of them can be taken back out of the real ones: l = 0.
+        one row. From keyframes the share kappa of the step is that of the extra updates: the real rows stand alone, at the
+        pace of the rest.
         """
-        paired = plan.keyframes is None
-        if imagined is not None and paired:
+        combination = self.combination()
+        if plan.at_keyframes:
+            imagined = None
+        if imagined is not None:
             _check_pair(imagined, real)
-        combination = self.combination() if paired else Combination(self.combination().kappa, 0.0)
         weights = self._anchor_weights(anchors, real, len(plan.starts))
         same, groups = uninformative_groups(real)
         info = {"groups_without_information": float(same), "groups": float(groups)}
         a_real = real_advantages(real, decay=self.config.value_decay) / self._scale(real.starts)[:, None]
         if imagined is None:
             coefficients = self._clipped(real_coefficients(a_real, weights, REAL_ONLY), info)
-            return Batch((Weighted(real, coefficients),), {**info, "kappa": 0.0, "l": 0.0, "mass_real": mass(coefficients)})
+            kappa = combination.kappa if plan.at_keyframes else 0.0
+            info |= {"kappa": kappa, "l": 0.0, "mass_real": (1 - kappa) * mass(coefficients)}
+            return Batch((Weighted(real, coefficients),), info, pace=1 - kappa)
         if not bool((weights > 0).any()) and self.config.mode != "model":
             combination = REAL_ONLY
         a_imagined = self._imagined_advantages(imagined)
-        # a keyframe stands for one decision, a real rollout for all of its own
-        decisions = 1.0 if paired else float(real.mask.sum()) / len(real)
-        even = decisions / (len(plan.imagined) * self.config.group_size)
-        share = torch.full((len(imagined),), even, dtype=torch.float64)
+        share = torch.full((len(imagined),), 1.0 / (len(plan.starts) * self.config.group_size), dtype=torch.float64)
         rows = match(imagined, real)
         twins = torch.zeros_like(share).index_add(0, rows[rows >= 0], weights[rows >= 0])
         c_real = real_coefficients(a_real, weights, combination)
@@ -154,6 +161,7 @@ class Correction:
 
     def imagined_batch(self, imagined: Rollouts) -> Batch:
         """A purely imagined update (the dose): kappa = 1 on debiased predictions."""
+        self._unusable = max(self._unusable, float((~imagined.valid()).double().mean()))
         size = len(imagined.group_index().unique()) * self.config.group_size
         share = torch.full((len(imagined),), 1.0 / size, dtype=torch.float64)
         coefficients = imagined_coefficients(self._imagined_advantages(imagined), share, torch.zeros_like(share), MODEL_ONLY)
@@ -179,7 +187,9 @@ class Correction:
         if imagined is not None:
             self._observe_pairs(imagined, real)
         if self.uses_model:
-            self.trust.update(0.0 if imagined is None else float((~imagined.valid()).double().mean()))
+            twins = 0.0 if imagined is None else float((~imagined.valid()).double().mean())
+            self.trust.update(max(twins, self._unusable))
+            self._unusable = 0.0
         self._scale.update(real)
 
     def seed_evidence(self, imagined: Rollouts, real: Rollouts) -> None:
@@ -191,21 +201,24 @@ class Correction:
         for first in range(0, int(groups.max()) + 1, self.config.real_groups):
             block = (groups >= first) & (groups < first + self.config.real_groups)
             self._observe_pairs(imagined, real[block])
-        self._scale.update(real)
         self.trust.update(0.0)
 
     def judge_updates(self, real: Rollouts, change: Tensor) -> None:
-        """Do real outcomes endorse updates that imagination proposed? change (B, T): log-probability of each real decision
-        under the policy with these updates minus without; the rollouts were played by one of the two, and had no part in them.
+        """Do real outcomes endorse updates that imagination proposed? change (B, T): what the updates change of each real
+        decision's probability (`wmrl.proposal.relative_change`); the rollouts had no part in the updates.
 
-        The product of change and advantage has the mean d J / d (updates), by the policy gradient theorem; where the updates do
-        not help, change and advantage are uncorrelated, because the decisions were drawn at random. It asks for the direction
-        alone, and errors of the model that differ from state to state cancel in it as they do in the update itself.
+        Its product with the advantage has the mean of the real gain, to first order; where the decision has no influence its
+        mean is 0, since decisions were drawn at random. It asks for the direction alone: errors of the model that differ from
+        state to state cancel in it as they do in the update itself. Both are taken relative to their decision's mean, and the
+        change by its own size, so that a probe of two updates says as much as a full dose.
         """
         judged = real.valid()[:, None] & (real.mask > 0)
-        gain = real_advantages(real, decay=1.0)
-        rows = torch.zeros(int(judged.sum()), dtype=torch.long)
-        self.trust.agreement.add(gain[judged], change.double()[judged], rows, torch.ones_like(rows, dtype=torch.bool))
+        changed = change.double()[judged]
+        spread = float(changed.std()) if len(changed) > 1 else 0.0
+        if not math.isfinite(spread) or spread < 1e-9:
+            return
+        gain, decision = real_advantages(real, decay=1.0)[judged], judged.nonzero()[:, 1]
+        self.trust.agreement.add(gain, changed / spread, decision, torch.ones_like(decision, dtype=torch.bool))
 
     def veto(self, vetoed: bool) -> None:
         """The exam's verdict: a vetoed model is distrusted, whatever the anchors say, and nothing lifts it within a run."""
@@ -227,7 +240,7 @@ class Correction:
         with the bound, not with a plug-in estimate of the bias, which drifts to full trust (method 3.4). A forced gate
         counts as half.
         """
-        low = self.trust.bounds[0]
+        low = self.trust.evidence[0]
         leave = self.trust.config.fuse_leave
         confidence = min(max((low - leave) / (self.trust.config.full - leave), 0.0), 1.0)
         return max(confidence, 0.5) if self.config.gate == "open" else confidence
@@ -251,7 +264,7 @@ class Correction:
 
     @property
     def _debiasing(self) -> bool:
-        return self.config.debias and self._map.helps
+        return self.config.debias and self._map.helps and not self._judged_by_updates
 
     def _feature_table(self, rollouts: Rollouts) -> Tensor:
         if self._features is None:

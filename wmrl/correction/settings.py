@@ -106,26 +106,23 @@ _RANGES = (
 
 @dataclass(frozen=True)
 class Plan:
-    """Of one step: starts of the groups that may be executed, those of each extra imagined update, and those of the imagined
-    groups of the corrected update: the same starts (None), so that anchors are chosen among them, or keyframes."""
+    """Of one step: starts of the groups that may be executed, and those of each extra imagined update. `at_keyframes`: the
+    latter are states of recorded rollouts, all of the former are executed, and their twins only show the gap."""
 
     step: int
     seed: int
     starts: tuple[Start, ...]
     extra: tuple[tuple[Start, ...], ...]
-    keyframes: tuple[Start, ...] | None = None
-
-    @property
-    def imagined(self) -> tuple[Start, ...]:
-        return self.starts if self.keyframes is None else self.keyframes
+    at_keyframes: bool = False
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What the objective learns from, with the numbers for the log."""
+    """What the objective learns from, with the numbers for the log, and the pace of the update (see `Objective.update`)."""
 
     sources: tuple[Weighted, ...]
     info: dict[str, float]
+    pace: float = 1.0
 
 
 def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:

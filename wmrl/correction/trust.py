@@ -15,6 +15,9 @@ from torch import Tensor
 from wmrl.correction.debias import centred
 from wmrl.statistics import fisher_interval
 
+ONE_SIDED = 1.645
+"""Normal quantile of 95 %."""
+
 
 class TrustState(Enum):
     """COLD: too little evidence. PPI: unbiased use only. FUSE: the model's mean is used too. DISTRUST: real only."""
@@ -28,9 +31,10 @@ class TrustState(Enum):
 @dataclass(frozen=True)
 class TrustConfig:
     """Thresholds on the bounds of the agreement; `degrees` of freedom that end COLD; `full`: lower bound of full confidence;
-    limits of the alarms; `gap_closes`: whether a large gap closes the gate, or a growing one alone.
+    limits of the alarms.
 
-    Agreement is the within-group correlation of pairs, or, with keyframes, that of proposed updates with real advantages
+    Agreement is the within-group correlation of pairs, or, with keyframes, that of proposed updates with real advantages; then
+    thresholds are in standard errors (`standardised`), and a large gap closes the gate, not a growing one alone
     (`JUDGED_BY_UPDATES`).
     """
 
@@ -44,9 +48,9 @@ class TrustConfig:
     gap_limit: float = 0.3
     gap_trend_limit: float = 0.15
     unusable_limit: float = 0.05
-    z: float = 1.645
+    z: float = ONE_SIDED
     full: float = 1.0
-    gap_closes: bool = False
+    standardised: bool = False
 
     def __post_init__(self) -> None:
         if self.full <= self.fuse_leave:
@@ -58,20 +62,12 @@ class TrustConfig:
 
 
 JUDGED_BY_UPDATES = TrustConfig(
-    refresh_keep=1.0,
-    ppi_enter=0.0,
-    fuse_enter=-0.07,
-    fuse_leave=-0.08,
-    full=-0.04,
-    disagreement_limit=math.inf,
-    z=1.0,
-    gap_closes=True,
+    refresh_keep=1.0, ppi_enter=-1.0, fuse_enter=0.25, fuse_leave=0.0, disagreement_limit=math.inf, z=0.0, standardised=True
 )
-"""With keyframes: open until real decisions speak against it. A decision decides little, so the correlation of a right update
-with real advantages is near 0.01 a step (docs/log.md) while its standard error is 0.04 after the base rollouts and 0.02 after
-2,000 decisions: a model that leads astray can be caught by it (and by the growing gap), a good one hardly shown to be right.
-With 600 decisions the dose is full at a correlation of 0 and none at one standard error below; an upper bound below 0
-closes the gate. A fit on more real rollouts of the same kind takes no evidence away."""
+"""With keyframes, in standard errors of the correlation. A single decision decides little, so even a right update correlates
+with real advantages by no more than 0.02 to 0.1, while the standard error is 0.04 after the 600 decisions of the base
+rollouts. The dose therefore follows the odds: none at 0, all of it at one standard error; one standard error below 0 is
+distrust. A large gap closes the gate too. A fit on more real rollouts of the same kind takes no evidence away."""
 
 
 class Agreement:
@@ -106,6 +102,12 @@ class Agreement:
         """s^2 = sum (A^F - A^R)^2 / sum (A^R)^2, a ratio of sums that keeps constant-reward groups."""
         return self.difference_power / self.real_power if self.real_power > 1e-12 else math.inf
 
+    @property
+    def standard_errors(self) -> float:
+        """The correlation in its own standard errors (Fisher's transformation)."""
+        limited = min(max(self.correlation, -1 + 1e-9), 1 - 1e-9)
+        return math.atanh(limited) * math.sqrt(max(self.degrees - 3.0, 0.0))
+
     def bounds(self, z: float) -> tuple[float, float]:
         return fisher_interval(self.correlation, self.degrees, z)
 
@@ -135,20 +137,28 @@ class Trust:
 
     @property
     def exploited(self) -> bool:
-        """The alarm for the log: the model promises much more than the real world gives. A constant gap cancels inside groups,
-        so it does not close the gate by itself; a growing one does."""
+        """The model promises much more than the real world gives. With pairs this is an alarm for the log: a constant gap
+        cancels inside groups, and only a growing one closes the gate."""
         return self._fast_gap > self.config.gap_limit
 
     @property
-    def drifting(self) -> bool:
-        """The gap is growing: the policy climbs the model's errors. Where the config says so, a large one is enough."""
+    def alarmed(self) -> bool:
+        """The gap closes the gate: it grows, since the policy climbs the model's errors; from keyframes, it is large."""
         growing = self._fast_gap - self._slow_gap > self.config.gap_trend_limit
-        return growing or (self.config.gap_closes and self.exploited)
+        return growing or (self.config.standardised and self.exploited)
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Lower and upper bound of the within-group correlation."""
-        return self.agreement.bounds(self.config.z)
+        """Lower and upper bound of the correlation, one-sided 95 % unless the config says otherwise."""
+        return self.agreement.bounds(self.config.z or ONE_SIDED)
+
+    @property
+    def evidence(self) -> tuple[float, float]:
+        """What the thresholds are compared with: the bounds, or the correlation in standard errors, twice."""
+        if not self.config.standardised:
+            return self.bounds
+        errors = self.agreement.standard_errors
+        return errors, errors
 
     def watch(self, gaps: Tensor) -> None:
         """Take in one step's predicted minus real returns of pairs (B,): what the alarms look at."""
@@ -168,16 +178,16 @@ class Trust:
 
     def _next(self) -> TrustState:
         c = self.config
-        low, high = self.bounds
+        low, high = self.evidence
         if self.vetoed or self._unusable > c.unusable_limit:
             return TrustState.DISTRUST
         if self.state is TrustState.COLD and self.agreement.degrees < c.degrees:
             return TrustState.COLD
         if high < c.ppi_enter:
             return TrustState.DISTRUST
-        if self.state is TrustState.FUSE and low >= c.fuse_leave and not self.drifting:
+        if self.state is TrustState.FUSE and low >= c.fuse_leave and not self.alarmed:
             return TrustState.FUSE
-        if low > c.fuse_enter and not self.drifting and self.agreement.disagreement < c.disagreement_limit:
+        if low > c.fuse_enter and not self.alarmed and self.agreement.disagreement < c.disagreement_limit:
             return TrustState.FUSE
         if low > c.ppi_enter or self.state is TrustState.FUSE:
             return TrustState.PPI
