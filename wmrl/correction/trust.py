@@ -62,7 +62,7 @@ class TrustConfig:
 
 
 JUDGED_BY_UPDATES = TrustConfig(
-    refresh_keep=1.0, ppi_enter=-1.0, fuse_enter=0.25, fuse_leave=0.0, disagreement_limit=math.inf, z=0.0, standardised=True
+    refresh_keep=1.0, ppi_enter=-1.0, fuse_enter=-0.5, fuse_leave=-1.0, full=0.0, disagreement_limit=math.inf, z=0.0, standardised=True
 )
 """With keyframes, in standard errors of the correlation. A single decision decides little, so even a right update correlates
 with real advantages by no more than 0.02 to 0.1, while the standard error is 0.04 after the 600 decisions of the base
