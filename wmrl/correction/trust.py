@@ -62,12 +62,19 @@ class TrustConfig:
 
 
 JUDGED_BY_UPDATES = TrustConfig(
-    refresh_keep=1.0, ppi_enter=-1.0, fuse_enter=-0.5, fuse_leave=-1.0, full=0.0, disagreement_limit=math.inf, z=0.0, standardised=True
+    refresh_keep=1.0,
+    ppi_enter=-1.0,
+    fuse_enter=-0.5,
+    fuse_leave=-1.0,
+    full=0.0,
+    disagreement_limit=math.inf,
+    z=0.0,
+    standardised=True,
 )
 """With keyframes, in standard errors of the correlation. A single decision decides little, so even a right update correlates
 with real advantages by no more than 0.02 to 0.1, while the standard error is 0.04 after the 600 decisions of the base
-rollouts. The dose therefore follows the odds: none at 0, all of it at one standard error; one standard error below 0 is
-distrust. A large gap closes the gate too. A fit on more real rollouts of the same kind takes no evidence away."""
+rollouts. The world model therefore has the benefit of the doubt: the whole dose at 0, none at one standard error below it. A
+large gap closes the gate too. A fit on more real rollouts of the same kind takes no evidence away."""
 
 
 class Agreement:
