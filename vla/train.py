@@ -44,7 +44,9 @@ def run(session: Session) -> None:
         if latest is None:
             begin(session, trainer)
         else:
+            written = session.ledger.summary()
             trainer.load_state_dict(latest.state)
+            session.ledger.keep_later(written)
             note(f"continuing after step {latest.step}")
         session.run.truncate_metrics(trainer.step_index - 1)
         with Progress("train", config.train.steps, start=trainer.step_index) as progress:

@@ -11,6 +11,8 @@ from typing import Any
 from wmrl.types import Rollouts
 
 _COUNTS = ("decisions", "episodes", "seconds")
+_AFTERWARDS = ("evaluate", "videos")
+"""Phases that no training step has: a checkpoint's ledger may be older than they are."""
 
 
 class Ledger:
@@ -90,6 +92,11 @@ class Ledger:
         for book, saved in (*books, (self._phases, state["seconds"])):
             book.clear()
             book.update({name: dict(entry) for name, entry in saved.items()})
+
+    def keep_later(self, written: dict[str, Any]) -> None:
+        """Take over the final evaluation and the phases after training from a newer ledger than the one that was loaded."""
+        self._free.update({name: dict(entry) for name, entry in written["free"].items()})
+        self._phases.update({name: dict(written["seconds"][name]) for name in _AFTERWARDS if name in written["seconds"]})
 
     @staticmethod
     def _add(book: dict[str, dict[str, float]], purpose: str, *amounts: float) -> None:

@@ -252,6 +252,25 @@ def test_the_ledger_keeps_purposes_apart_and_the_final_evaluation_free() -> None
     assert ledger.summary()["seconds"]["real"]["wall"] > 0
 
 
+def test_training_on_after_an_evaluation_forgets_neither_it_nor_its_seconds() -> None:
+    checkpointed, written, rollouts = Ledger(), Ledger(), some_rollouts()
+    checkpointed.record("anchors", rollouts)
+    for ledger, phases in ((checkpointed, ["real"]), (written, ["real", "evaluate", "videos"])):
+        for phase in phases:
+            with ledger.phase(phase):
+                math.factorial(2000)
+    written.record("anchors", rollouts)
+    written.record("anchors", rollouts)  # a step that a kill took back
+    written.record("evaluation", rollouts, free=True)
+    loaded = Ledger()
+    loaded.load_state_dict(checkpointed.state_dict())
+    loaded.keep_later(written.summary())
+    assert loaded.real_episodes == checkpointed.real_episodes
+    assert loaded.summary()["free"] == written.summary()["free"]
+    after, before, newer = (ledger.summary()["seconds"] for ledger in (loaded, checkpointed, written))
+    assert after == {"real": before["real"], "evaluate": newer["evaluate"], "videos": newer["videos"]}
+
+
 def test_a_gate_that_closed_takes_no_dose_in_the_next_step() -> None:
     trainer = make_trainer(BANDIT, max_dose=3)
     while trainer.parts.correction.dose() == 0:
