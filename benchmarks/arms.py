@@ -1,7 +1,8 @@
 """The main comparison: real-only RL, the uncorrected world model and WMRL from one base policy, at equal real decisions.
 
 For every training seed one base run (demonstrations, imitation, base rollouts, world model) and, from it, one run per arm;
-then paired differences over seeds and test starts. Finished parts are kept, so a killed benchmark continues. Run
+then paired differences over seeds and test starts. Finished parts are kept, so a killed benchmark continues; with other
+settings it is refused. Run
 `python -m benchmarks.arms seeds=0,1,2 episodes=400`; prints a table and, last, one JSON line.
 """
 
@@ -18,10 +19,10 @@ import numpy as np
 from wmrl.files import read_json, read_json_lines
 from wmrl.statistics import Interval, hierarchical_bootstrap, wilson_interval
 
-BASE_EPISODES = 128
 ARMS: dict[str, list[str]] = {
-    # the perturbed demonstrations that fit the world model are real decisions too: real-only gets one step of 32 episodes more
-    "real": ["train.correction.mode=real", "train.steps=13"],
+    # fitting the world model costs 32 perturbed demonstrations and the looking ahead of the expert in them: about as many real
+    # decisions as two steps, which real-only gets on top
+    "real": ["train.correction.mode=real", "train.steps=14"],
     "uncorrected": [
         *("train.correction.mode=model", "train.correction.debias=false", "train.correction.denoise=false"),
         "train.correction.dose=16",  # the most that trust could give
@@ -43,10 +44,9 @@ def prepare_base(folder: Path, seed: int, episodes: int, extra: list[str]) -> Pa
     """The base run of a seed, up to and including the first world model, and the evaluation of its policy."""
     name = f"seed{seed}-base"
     arguments = [f"runs={folder}", f"name={name}", f"seed={seed}", f"evaluate.episodes={episodes}", *extra]
-    if not (folder / name / "summary.json").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        for module in ("vla.collect", "vla.sft", "vla.world_model", "vla.evaluate"):
-            run_stage(module, arguments, folder / f"{name}.log")
+    folder.mkdir(parents=True, exist_ok=True)
+    for module in ("vla.collect", "vla.sft", "vla.world_model", "vla.evaluate"):
+        run_stage(module, arguments, folder / f"{name}.log")
     return folder / name
 
 
@@ -55,9 +55,8 @@ def run_arm(folder: Path, arm: str, seed: int, episodes: int, extra: list[str]) 
     name = f"seed{seed}-{arm}"
     arguments = [f"runs={folder}", f"name={name}", f"seed={seed}", f"base={folder / f'seed{seed}-base'}"]
     arguments += [f"evaluate.episodes={episodes}", "evaluate.base=false", *ARMS[arm], *extra]
-    if not (folder / name / "summary.json").exists():
-        for module in ("vla.train", "vla.evaluate"):
-            run_stage(module, arguments, folder / f"{name}.log")
+    for module in ("vla.train", "vla.evaluate"):
+        run_stage(module, arguments, folder / f"{name}.log")
     return folder / name
 
 
@@ -119,6 +118,9 @@ def main() -> None:
     arms = given.pop("arms", "real,uncorrected,wmrl").split(",")
     episodes, folder = int(given.pop("episodes", "400")), Path(given.pop("folder", "runs/arms"))
     extra = [f"{key}={value}" for key, value in given.items()]
+    fixed = sorted({key for key in given for arm in ARMS.values() if any(word.startswith(f"{key}=") for word in arm)})
+    if fixed:
+        raise SystemExit(f"expected settings that no arm sets, got {', '.join(fixed)}: the arms would not be what they are called")
     unknown = [arm for arm in arms if arm not in ARMS]
     if unknown:
         raise SystemExit(f"expected arms out of {sorted(ARMS)}, got {unknown}")

@@ -97,7 +97,7 @@ def measure(policy: ChunkPolicy, rollouts: Rollouts, config: RunConfig, num_part
     critic = CrossFittedCritic(config.train.critic, num_decisions=rollouts.rewards.shape[1])
     judged = critic.judge(rollouts, seed=1)
     advantages = real_advantages(judged, decay=config.train.correction.value_decay).float()
-    part = rollouts.group_index() % num_parts
+    part = rollouts.folds(num_parts)
     gradients = []
     for number in range(num_parts):
         rows = rollouts[part == number]

@@ -95,8 +95,9 @@ def begin(session: Session, trainer: Trainer) -> None:
         parts.ledger.record_counts("demonstrations", **spent)
     if parts.correction.uses_model:
         parts.buffer.add(perturbed_demonstrations(session))
-        seed_evidence(session, parts.correction)
     trainer.warm_start(base)
+    if parts.correction.uses_model:
+        seed_evidence(session, parts.correction)
     save(session, trainer, parts.policy)
 
 
@@ -110,6 +111,9 @@ def seed_evidence(session: Session, correction: Correction) -> None:
             "expected a base run whose exam judged updates from keyframes, its train.imagine_from was starts; "
             "use the same here, or another base"
         )
+    if session.config.base is not None:  # else the stage before has printed it
+        for line in exam.lines():
+            note(line)
     verdict, _ = judge(asdict(exam), session.config.world_model.exam, by_updates=at_keyframes)
     correction.veto(verdict == "RED")
     if at_keyframes:

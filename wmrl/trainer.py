@@ -142,12 +142,11 @@ class Trainer:
         buffer.
 
         The base rollouts that the first world model learns from are real experience of the current policy: every mode uses
-        them. What part of it their own gradient has is what it has in every step.
+        them, at full pace, and before the exam's evidence, which these very outcomes gave.
         """
         assert self.step_index == 0, "a warm start comes before the first step"
         starts = tuple({start.group_key: start for start in real.starts}.values())
-        at_keyframes = self.parts.keyframes is not None
-        plan, anchors = Plan(-1, self.config.seed, starts, (), at_keyframes=at_keyframes), Anchors(starts, (1.0,) * len(starts))
+        plan, anchors = Plan(-1, self.config.seed, starts, ()), Anchors(starts, (1.0,) * len(starts))
         with self.parts.ledger.phase("update"):
             real = self._judged(real)
             batch = self.parts.correction.correct(plan, anchors, None, real, same_samples=False)

@@ -150,6 +150,16 @@ class Rollouts:
         order: dict[str, int] = {}
         return torch.tensor([order.setdefault(s.group_key, len(order)) for s in self.starts], dtype=torch.long)
 
+    def folds(self, count: int) -> Tensor:
+        """(B,) fold of each rollout out of `count`: whole groups, every instruction spread over all folds."""
+        numbers: dict[str, int] = {}
+        seen: dict[str, int] = {}
+        for start in self.starts:
+            if start.group_key not in numbers:
+                numbers[start.group_key] = seen.get(start.instruction, 0)
+                seen[start.instruction] = numbers[start.group_key] + 1
+        return torch.tensor([numbers[start.group_key] % count for start in self.starts], dtype=torch.long)
+
     def __getitem__(self, index: Tensor | slice | Sequence[int]) -> Rollouts:
         """Rows by slice, list of indices, index tensor or boolean tensor; always a batch."""
         rows = torch.arange(len(self))[index if isinstance(index, slice) else torch.as_tensor(index)]

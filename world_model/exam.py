@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wmrl.correction.advantages import advantages
+from wmrl.correction.judging import judged_decisions
+from wmrl.correction.trust import Agreement
 from wmrl.statistics import (
     auroc,
     brier_score,
-    fisher_interval,
     paired_bootstrap,
     wilson_interval,
     within_group_correlation,
@@ -107,13 +107,16 @@ class Exam:
 def cross_fit(
     real: Rollouts, extra: Rollouts | None, folds: int, examine_fold: Callable[[Rollouts, Rollouts], Any]
 ) -> list[Any]:
-    """Call `examine_fold(training, held_out)` once per fold. Folds are whole groups; `extra` rollouts only ever train."""
-    group = real.group_index()
-    if int(group.max()) + 1 < folds:
-        raise ValueError(f"expected at least {folds} groups for {folds} folds, got {int(group.max()) + 1}; collect more starts")
+    """Call `examine_fold(training, held_out)` once per fold (`Rollouts.folds`); `extra` rollouts only ever train."""
+    fold_of = real.folds(folds)
+    if int(fold_of.max()) + 1 < folds:
+        raise ValueError(
+            f"expected at least {folds} groups of some instruction for {folds} folds, got {int(fold_of.max()) + 1}; "
+            "collect more starts"
+        )
     results = []
     for fold in range(folds):
-        held_out = group % folds == fold
+        held_out = fold_of == fold
         training = real[~held_out]
         results.append(examine_fold(training if extra is None else concatenate([training, extra]), real[held_out]))
     return results
@@ -173,14 +176,16 @@ def examine(
 
 
 def agreement_of_updates(real: Rollouts, change: Tensor) -> dict[str, Any]:
-    """Correlation, over real decisions, of the leave-one-out advantage with what an update changes (see
-    `Correction.judge_updates`), its 95 % interval and the number of decisions."""
-    judged = real.valid()[:, None] & (real.mask > 0)
-    gain, changed = advantages(real)[judged], change.double()[judged]
-    table = within_group_correlation(gain, changed, judged.nonzero()[:, 1])
-    known = table.estimate == table.estimate  # NaN where all outcomes, or all changes, are equal
-    interval = fisher_interval(table.estimate, len(gain) - 1, 1.96) if known else (-1.0, 1.0)
-    return {"update_agreement": table.estimate, "update_interval": interval, "update_decisions": len(gain)}
+    """What trust is told of these updates (`Correction.judge_updates`): correlation, 95 % interval, number of decisions."""
+    judged, agreement = judged_decisions(real, change), Agreement()
+    if judged is not None:
+        agreement.add(*judged)
+    decisions = 0 if judged is None else len(judged.gain)
+    return {
+        "update_agreement": agreement.correlation,
+        "update_interval": agreement.bounds(1.96),
+        "update_decisions": decisions,
+    }
 
 
 def hazard_auroc(hazard: Tensor, rewards: Tensor, at_risk: Tensor) -> tuple[tuple[float, ...], float]:

@@ -17,9 +17,9 @@ from wmrl.state_codec import state_hash
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
-SETTINGS = ("size=smoke", "train.correction.mode=fusion", "train.critic.inputs=[goal,proprio]")
-"""Mode fusion: in two tiny steps the gate of mode auto would stay shut, and no imagined update would be compared. The critic
-reads privileged state, so that what rollouts record beside the policy's inputs is compared too."""
+SETTINGS = ("size=smoke", "train.correction.gate=open", "train.critic.inputs=[goal,proprio]")
+"""The gate forced open: in two tiny steps it might stay shut, and no imagined update would be compared. The critic reads
+privileged state, so that what rollouts record beside the policy's inputs is compared too."""
 MARKS = (
     "dataset",
     "world_model/base.safetensors",

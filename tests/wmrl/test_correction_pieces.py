@@ -391,6 +391,14 @@ def test_a_growing_gap_takes_the_model_out_of_the_fusing_state_and_a_large_one_r
     assert trust.exploited and trust.gap > 0.3
 
 
+def test_a_gap_that_grows_over_many_model_versions_is_seen() -> None:
+    trust = Trust(TrustConfig())
+    for step in range(12):
+        trust.watch(torch.full((8,), 0.08 * step))
+        trust.refreshed()
+    assert trust.alarmed
+
+
 def test_a_veto_and_unusable_predictions_shut_the_gate() -> None:
     trust = Trust(TrustConfig())
     feed(trust, rho=0.8, steps=20)

@@ -104,10 +104,16 @@ def two_states(outcomes: Tensor, actions: Tensor) -> Rollouts:
     rewards = torch.stack([torch.zeros_like(outcomes), outcomes], dim=1)
     chosen = torch.stack([torch.zeros_like(actions), actions], dim=1)[..., None].repeat(1, 1, 3).float()
     logs = torch.full((len(outcomes), 2, 1), -torch.log(torch.tensor(2.0)).item())
-    status = torch.full((len(outcomes),), int(Status.FAILURE))
-    ones, seen = torch.ones(len(outcomes), 2), {"index": torch.zeros(len(outcomes), 2, dtype=torch.long)}
-    shape = {"inputs": seen, "token_mask": torch.ones_like(logs, dtype=torch.bool), "mask": ones, "status": status}
-    return replace(base, rewards=rewards, actions=chosen, log_probs=logs, **shape)
+    return replace(
+        base,
+        rewards=rewards,
+        actions=chosen,
+        log_probs=logs,
+        inputs={"index": torch.zeros(len(outcomes), 2, dtype=torch.long)},
+        token_mask=torch.ones_like(logs, dtype=torch.bool),
+        mask=torch.ones(len(outcomes), 2),
+        status=torch.full((len(outcomes),), int(Status.FAILURE)),
+    )
 
 
 def test_a_decision_without_influence_is_not_correlated_with_any_update() -> None:

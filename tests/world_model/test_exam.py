@@ -118,6 +118,16 @@ def test_sign_agreement_and_best_of_group_on_paper() -> None:
     assert best_of_group(outcome, torch.tensor([0.9, 0.1, 0.8, 0.3]), group)[0] == pytest.approx(0.0)
 
 
+def test_every_fold_learns_and_judges_every_instruction() -> None:
+    real = grouped()
+    told = ("lift the red cube", "lift the green cube")  # goals alternate, as in a manifest
+    told_to = [told[number % 2] for number in real.group_index().tolist()]
+    starts = tuple(replace(start, instruction=text) for start, text in zip(real.starts, told_to, strict=True))
+    sides: list[Rollouts] = []
+    cross_fit(replace(real, starts=starts), None, 2, lambda training, held_out: sides.extend((training, held_out)))
+    assert len(sides) == 4 and all({start.instruction for start in side.starts} == set(told) for side in sides)
+
+
 def test_folds_are_whole_groups_and_cover_everything_once() -> None:
     real = grouped()
     seen: list[Start] = []

@@ -10,7 +10,6 @@ Shape legend: B rollouts, T decisions, F features of the domain; n anchor groups
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -34,6 +33,7 @@ from wmrl.correction.combine import (
 )
 from wmrl.correction.control import Moments, same_decisions
 from wmrl.correction.debias import Offsets, WithinGroupMap, centred
+from wmrl.correction.judging import judged_decisions
 from wmrl.correction.settings import Batch, CorrectionConfig, Features, KeyframeSource, Plan, StartSource
 from wmrl.correction.trust import Trust, TrustState
 from wmrl.correction.variance import VarianceCalibration, baseline_weights, prediction_variance, spread_variance
@@ -65,7 +65,7 @@ class Correction:
                 f"expected correction.mode real, model or auto where imagination begins at keyframes, got {config.mode}, "
                 "which needs pairs: let it begin at starts (train.imagine_from=starts)"
             )
-        self.trust = Trust(config.update_trust if judged_by_updates else config.trust)
+        self.trust = Trust(config.update_trust if judged_by_updates else config.trust, of_updates=judged_by_updates)
         self._scale = TaskScale(floor=config.scale_floor)
         self._moments = Moments(config.memory)
         self._calibration = VarianceCalibration()
@@ -204,21 +204,10 @@ class Correction:
         self.trust.update(0.0)
 
     def judge_updates(self, real: Rollouts, change: Tensor) -> None:
-        """Do real outcomes endorse updates that imagination proposed? change (B, T): what the updates change of each real
-        decision's probability (`wmrl.proposal.relative_change`); the rollouts had no part in the updates.
-
-        Its product with the advantage has the mean of the real gain, to first order; where the decision has no influence its
-        mean is 0, since decisions were drawn at random. It asks for the direction alone: errors of the model that differ from
-        state to state cancel in it as they do in the update itself. Both are taken relative to their decision's mean, and the
-        change by its own size, so that a probe of two updates says as much as a full dose.
-        """
-        judged = real.valid()[:, None] & (real.mask > 0)
-        changed = change.double()[judged]
-        spread = float(changed.std()) if len(changed) > 1 else 0.0
-        if not math.isfinite(spread) or spread < 1e-9:
-            return
-        gain, decision = real_advantages(real, decay=1.0)[judged], judged.nonzero()[:, 1]
-        self.trust.agreement.add(gain, changed / spread, decision, torch.ones_like(decision, dtype=torch.bool))
+        """Real outcomes as evidence for or against updates that imagination proposed (`judged_decisions`)."""
+        judged = judged_decisions(real, change)
+        if judged is not None:
+            self.trust.agreement.add(*judged)
 
     def veto(self, vetoed: bool) -> None:
         """The exam's verdict: a vetoed model is distrusted, whatever the anchors say, and nothing lifts it within a run."""
@@ -234,11 +223,11 @@ class Correction:
         return forced.get(self.config.gate, self.trust.state)
 
     def _confidence(self) -> float:
-        """0 where fusing ends, 1 at full agreement: linear in the lower bound of the within-group correlation.
+        """0 where fusing ends, 1 at full trust, linear in the evidence between. A forced gate counts as half.
 
-        1 - LCB^2 bounds the share of within-group variance that bias can hide in, so the weight on the model's mean grows
-        with the bound, not with a plug-in estimate of the bias, which drifts to full trust (method 3.4). A forced gate
-        counts as half.
+        With pairs the evidence is the lower bound of the within-group correlation: 1 - LCB^2 bounds the share of within-group
+        variance that bias can hide in, so the weight on the model's mean grows with the bound, not with a plug-in estimate of
+        the bias, which drifts to full trust (method 3.4). With updates it is the estimate itself, see `JUDGED_BY_UPDATES`.
         """
         low = self.trust.evidence[0]
         leave = self.trust.config.fuse_leave

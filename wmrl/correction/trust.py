@@ -30,12 +30,11 @@ class TrustState(Enum):
 
 @dataclass(frozen=True)
 class TrustConfig:
-    """Thresholds on the bounds of the agreement; `degrees` of freedom that end COLD; `full`: lower bound of full confidence;
-    limits of the alarms.
+    """Thresholds on the evidence; `degrees` of freedom that end COLD; `full`: evidence of full confidence; limits of the
+    alarms; what a step (`discount`) and a new model (`refresh_keep`) leave of the evidence.
 
-    Agreement is the within-group correlation of pairs, or, with keyframes, that of proposed updates with real advantages; then
-    thresholds are in standard errors (`standardised`), and a large gap closes the gate, not a growing one alone
-    (`JUDGED_BY_UPDATES`).
+    The evidence is the bounds of the within-group correlation of pairs at `z`, or, with keyframes, the correlation of proposed
+    updates with real advantages in standard errors (`JUDGED_BY_UPDATES`).
     """
 
     discount: float = 0.99
@@ -50,9 +49,15 @@ class TrustConfig:
     unusable_limit: float = 0.05
     z: float = ONE_SIDED
     full: float = 1.0
-    standardised: bool = False
 
     def __post_init__(self) -> None:
+        if not self.ppi_enter <= self.fuse_leave:
+            raise ValueError(f"expected trust.ppi_enter at most trust.fuse_leave, got {self.ppi_enter} and {self.fuse_leave}")
+        if not 0 <= self.refresh_keep <= 1 or self.degrees < 0 or self.z <= 0:
+            raise ValueError(
+                "expected trust.refresh_keep in [0, 1], degrees at least 0 and z above 0, "
+                f"got {self.refresh_keep}, {self.degrees} and {self.z}"
+            )
         if self.full <= self.fuse_leave:
             raise ValueError(f"expected trust.full above trust.fuse_leave, got {self.full} and {self.fuse_leave}")
         if not self.fuse_leave < self.fuse_enter:
@@ -68,13 +73,12 @@ JUDGED_BY_UPDATES = TrustConfig(
     fuse_leave=-1.0,
     full=0.0,
     disagreement_limit=math.inf,
-    z=0.0,
-    standardised=True,
 )
 """With keyframes, in standard errors of the correlation. A single decision decides little, so even a right update correlates
-with real advantages by no more than 0.02 to 0.1, while the standard error is 0.04 after the 600 decisions of the base
-rollouts. The world model therefore has the benefit of the doubt: the whole dose at 0, none at one standard error below it. A
-large gap closes the gate too. A fit on more real rollouts of the same kind takes no evidence away."""
+with real advantages by some hundredths, while the standard error is 0.04 after the 600 decisions of the base rollouts. The
+world model therefore has the benefit of the doubt: the whole dose at 0, none at one standard error below it. A model whose
+updates do nothing passes the first verdict with the odds of 0.69. A large gap closes the gate too. A fit on more real
+rollouts of the same kind takes no evidence away."""
 
 
 class Agreement:
@@ -129,8 +133,9 @@ class Trust:
     """The state machine of method 3.8 with hysteresis; `update` is called once per step, after the step's coefficients are
     formed."""
 
-    def __init__(self, config: TrustConfig) -> None:
+    def __init__(self, config: TrustConfig, *, of_updates: bool = False) -> None:
         self.config = config
+        self._of_updates = of_updates
         self.state = TrustState.COLD
         self.agreement = Agreement()
         self.vetoed = False
@@ -152,17 +157,17 @@ class Trust:
     def alarmed(self) -> bool:
         """The gap closes the gate: it grows, since the policy climbs the model's errors; from keyframes, it is large."""
         growing = self._fast_gap - self._slow_gap > self.config.gap_trend_limit
-        return growing or (self.config.standardised and self.exploited)
+        return growing or (self._of_updates and self.exploited)
 
     @property
     def bounds(self) -> tuple[float, float]:
         """Lower and upper bound of the correlation, one-sided 95 % unless the config says otherwise."""
-        return self.agreement.bounds(self.config.z or ONE_SIDED)
+        return self.agreement.bounds(self.config.z)
 
     @property
     def evidence(self) -> tuple[float, float]:
         """What the thresholds are compared with: the bounds, or the correlation in standard errors, twice."""
-        if not self.config.standardised:
+        if not self._of_updates:
             return self.bounds
         errors = self.agreement.standard_errors
         return errors, errors
@@ -201,9 +206,9 @@ class Trust:
         return self.state
 
     def refreshed(self) -> None:
-        """A new model version: evidence is discounted, not restarted."""
+        """A new model version: evidence is discounted, not restarted. The gap is not: that it grows over versions is what the
+        alarm looks for."""
         self.agreement.discount(self.config.refresh_keep)
-        self._gap_weight *= self.config.refresh_keep
 
     def state_dict(self) -> dict[str, Any]:
         return {
