@@ -120,7 +120,7 @@ def main() -> None:
     extra = [f"{key}={value}" for key, value in given.items()]
     fixed = sorted({key for key in given for arm in ARMS.values() if any(word.startswith(f"{key}=") for word in arm)})
     if fixed:
-        raise SystemExit(f"expected settings that no arm sets, got {', '.join(fixed)}: the arms would not be what they are called")
+        raise SystemExit(f"expected settings that no arm sets, got {', '.join(fixed)}: an arm would not be what it is called")
     unknown = [arm for arm in arms if arm not in ARMS]
     if unknown:
         raise SystemExit(f"expected arms out of {sorted(ARMS)}, got {unknown}")

@@ -186,8 +186,7 @@ def _rounded(value: Any) -> Any:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     config = RunConfig()
-    correction = config.train.correction
-    widths = [config.simulator.width, correction.imagined_groups * correction.group_size]
+    widths = [config.simulator.width, config.world_model.width]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--widths", type=int, nargs="+", default=widths, help="imagined rollouts at once")
     parser.add_argument("--waves", type=int, default=4, help="real waves, each of as many rollouts as the simulator is wide")

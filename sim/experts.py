@@ -78,7 +78,8 @@ def perturbed_rollouts(
     mixture       perturbation kind -> share, see `sim.perturbations.PERTURBATIONS`; default `DEFAULT_MIXTURE`
 
     `inputs` holds the observations at chunk boundaries (`pixels/...`, `proprio`, `objects`, `time`), `final` the last one;
-    `log_probs` are zero with an empty token mask (no policy acted); `extra["perturbation"]` indexes `PERTURBATIONS`.
+    `log_probs` are zero with an empty token mask (no policy acted); `extra["perturbation"]` indexes `PERTURBATIONS`, and
+    `extra["planning_seconds"]` is the CPU time of looking ahead, which `seconds` leaves out.
     """
     _check_noise(action_noise)
     shares = _checked_mixture(dict(DEFAULT_MIXTURE if mixture is None else mixture), len(environment.task.scene.cubes))
@@ -99,16 +100,23 @@ def perturbed_rollouts(
         rewards=_stacked(records, "rewards"),
         mask=_stacked(records, "mask"),
         status=torch.tensor([int(STATUS[record["status"]]) for record in records]),
-        seconds=torch.tensor([record["seconds"] for record in records], dtype=torch.float32),
-        extra={"perturbation": torch.tensor([PERTURBATIONS.index(kind) for kind in kinds])},
+        seconds=_numbers(records, "seconds"),
+        extra={
+            "perturbation": torch.tensor([PERTURBATIONS.index(kind) for kind in kinds]),
+            "planning_seconds": _numbers(records, "planning_seconds"),
+        },
     )
 
 
-_OUTCOME = frozenset({"actions", "rewards", "mask", "status", "seconds"})
+_OUTCOME = frozenset({"actions", "rewards", "mask", "status", "seconds", "planning_seconds"})
 
 
 def _stacked(records: Sequence[dict[str, Any]], name: str) -> Tensor:
     return torch.from_numpy(np.stack([record[name] for record in records]))
+
+
+def _numbers(records: Sequence[dict[str, Any]], name: str) -> Tensor:
+    return torch.tensor([record[name] for record in records], dtype=torch.float32)
 
 
 def _job(start: Start, action_noise: float, seed: int) -> dict[str, Any]:

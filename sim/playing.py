@@ -54,7 +54,7 @@ def demonstrate_chunks(
     """Inside a worker: one perturbed episode in committed chunks.
 
     Each chunk is what the expert would do from here without noise (found by letting it act, then taking the steps back), plus
-    an offset; it is then executed open loop like a policy's chunk.
+    an offset; it is then executed open loop like a policy's chunk. `seconds` (CPU) are without those of looking ahead.
     """
     generator = np.random.default_rng([*noise_seed, 2])
     begun = time.process_time()
@@ -83,6 +83,7 @@ def demonstrate_chunks(
         "mask": mask,
         "status": info["status"],
         "seconds": time.process_time() - begun - planning,
+        "planning_seconds": planning,
     }
 
 

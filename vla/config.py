@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sim.environment import ACTION_NAMES
+from tasks.starts import POOLS
 from tasks.task import get_task, require_known
 from vla.imitation import ImitationConfig
 from vla.policy import ENCODED, PolicyConfig
@@ -18,6 +20,15 @@ from world_model.latent import LatentConfig
 
 STARTS_PER_SEED = 20_000
 """Training starts that one run seed may use; run seeds use disjoint ones."""
+
+PURPOSES = {
+    "demonstrations": 0,
+    "base rollouts": 2_000,
+    "gradient benchmark": 3_000,
+    "perturbed demonstrations": 6_000,
+    "training": 10_000,
+}
+"""Where each purpose's starts begin within the training starts of a run seed, so that none is used for two."""
 
 PRIVILEGED = ("goal", "objects", "time")
 """Entries of a real observation that no policy reads."""
@@ -34,6 +45,8 @@ class SimulatorConfig:
     def __post_init__(self) -> None:
         if self.width < 1 or self.workers < 1:
             raise ValueError(f"expected at least 1 row and 1 worker, got width={self.width}, workers={self.workers}")
+        if self.timeout_seconds <= 0:
+            raise ValueError(f"expected simulator.timeout_seconds above 0, got {self.timeout_seconds}")
 
 
 @dataclass(frozen=True)
@@ -47,8 +60,6 @@ class CollectConfig:
     action_noise: float = 0.2
 
     def __post_init__(self) -> None:
-        if self.demonstrations < 1:
-            raise ValueError(f"expected at least 1 demonstration, got {self.demonstrations}")
         if self.action_noise < 0:
             raise ValueError(f"expected action_noise >= 0, got {self.action_noise}")
 
@@ -66,12 +77,10 @@ class WorldModelConfig:
     exam: ExamConfig = field(default_factory=ExamConfig)
 
     def __post_init__(self) -> None:
-        if self.base_groups < self.exam.folds:
-            raise ValueError(f"expected at least {self.exam.folds} base groups (one per exam fold), got {self.base_groups}")
         if self.width < 1:
             raise ValueError(f"expected world_model.width >= 1, got {self.width}")
-        if self.perturbed < 1:
-            raise ValueError(f"expected perturbed >= 1 (the model must see failures near success), got {self.perturbed}")
+        if self.exam.updates < 1:
+            raise ValueError(f"expected world_model.exam.updates >= 1 (else nothing is judged), got {self.exam.updates}")
 
 
 @dataclass(frozen=True)
@@ -100,7 +109,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in self.critic.inputs:
             require_known("critic input", name, (*ENCODED, *PRIVILEGED))
-        for name in ("steps", "refresh_every", "training_starts"):
+        for name in ("steps", "refresh_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"expected {name} >= 1, got {getattr(self, name)}")
         if self.imagine_from not in ("keyframes", "starts"):
@@ -110,14 +119,20 @@ class TrainConfig:
                 f"expected train.imagine_from=starts with correction.mode={self.correction.mode}, which needs pairs; "
                 "got keyframes"
             )
-        correction, needed = self.correction, self.correction.real_groups
-        if self.imagine_from == "starts" and correction.mode != "real":
-            needed = correction.imagined_groups * (1 + max(correction.dose, correction.max_dose))
-        if self.training_starts < needed:
+        dose = {"auto": "max_dose", "model": "dose"}.get(self.correction.mode)
+        if self.imagine_from == "keyframes" and self.correction.gate != "shut" and dose and not getattr(self.correction, dose):
             raise ValueError(
-                f"expected training_starts >= {needed} (groups for every update of a step), got {self.training_starts}; "
-                "raise it, or lower correction.imagined_groups"
+                f"expected train.correction.{dose} >= 1 with imagine_from=keyframes, where it is the imagined part of the "
+                "update, got 0; to train without imagination set train.correction.gate=shut (mode auto) or mode=real"
             )
+
+    @property
+    def starts_per_step(self) -> int:
+        """Different starts that a step asks for at most."""
+        correction = self.correction
+        if self.imagine_from == "keyframes" or correction.mode == "real":
+            return correction.real_groups
+        return correction.imagined_groups * (1 + max(correction.dose, correction.max_dose))
 
 
 @dataclass(frozen=True)
@@ -133,12 +148,14 @@ class EvaluateConfig:
     videos: int = 4
 
     def __post_init__(self) -> None:
-        if self.episodes < 1:
-            raise ValueError(f"expected at least 1 evaluation episode, got {self.episodes}")
         if self.split not in ("validation", "test"):
             raise ValueError(
                 f"expected evaluate.split validation or test, got {self.split!r}: training starts are no evaluation"
             )
+        for name, least, split in (("episodes", 1, self.split), ("swap_episodes", 0, self.split), ("videos", 0, "validation")):
+            most, got = len(POOLS[split]), getattr(self, name)
+            if not least <= got <= most:
+                raise ValueError(f"expected evaluate.{name} of {least} to {most} (the {split} starts that exist), got {got}")
 
 
 @dataclass(frozen=True)
@@ -169,26 +186,12 @@ class RunConfig:
     def __post_init__(self) -> None:
         check_device_name(self.device)
         check_precision(self.autocast)
-        task = get_task(self.task)
-        task.num_decisions(self.policy.chunk)
-        unknown = [camera for camera in self.policy.encoder.cameras if camera not in task.cameras]
-        if unknown:
-            raise ValueError(
-                f"expected cameras out of {list(task.cameras)} for task {self.task}, got {unknown}; set policy.encoder.cameras"
-            )
-        for name in self.world_model.latent.privileged:
-            require_known("world_model.latent.privileged entry", name, PRIVILEGED)
-        if not self.name or "/" in self.name:
-            raise ValueError(f"expected a run name without slashes, got {self.name!r}; the folder is runs/<name>")
-        if self.seed < 0:
-            raise ValueError(f"expected seed >= 0, got {self.seed}")
+        if self.name in ("", ".", "..") or "/" in self.name:
+            raise ValueError(f"expected a run name without slashes, not . or .., got {self.name!r}; the folder is runs/<name>")
         if self.threads < 1:
             raise ValueError(f"expected at least 1 thread, got {self.threads}")
-        goals = len(task.goals)
-        if self.collect.demonstrations < goals:
-            raise ValueError(
-                f"expected at least one demonstration for each of the {goals} goals, got {self.collect.demonstrations}"
-            )
+        check_shapes(self)
+        check_starts(self)
 
     @property
     def recorded(self) -> tuple[str, ...]:
@@ -201,3 +204,48 @@ class RunConfig:
     def folder(self) -> Path:
         """runs/<name>."""
         return self.runs / self.name
+
+
+def room(purpose: str) -> int:
+    """How many training starts of a run seed a purpose has."""
+    following = [begin for begin in (*PURPOSES.values(), STARTS_PER_SEED) if begin > PURPOSES[purpose]]
+    return min(following) - PURPOSES[purpose]
+
+
+def check_shapes(config: RunConfig) -> None:
+    """Refuse a policy or world model that does not fit the task and its robot."""
+    task, policy = get_task(config.task), config.policy
+    task.num_decisions(policy.chunk)
+    unknown = [camera for camera in policy.encoder.cameras if camera not in task.cameras]
+    if unknown:
+        raise ValueError(
+            f"expected cameras out of {list(task.cameras)} for task {config.task}, got {unknown}; set policy.encoder.cameras"
+        )
+    if policy.action_size != len(ACTION_NAMES):
+        raise ValueError(
+            f"expected policy.action_size={len(ACTION_NAMES)}, that of the robot, got {policy.action_size}; leave it out"
+        )
+    for name in config.world_model.latent.privileged:
+        require_known("world_model.latent.privileged entry", name, PRIVILEGED)
+
+
+def check_starts(config: RunConfig) -> None:
+    """Refuse numbers of starts that a stage would find too few, or more than the run seed has for it. Goals take turns."""
+    seeds = len(POOLS["train"]) // STARTS_PER_SEED
+    if not 0 <= config.seed < seeds:
+        raise ValueError(f"expected seed of 0 to {seeds - 1} (each has its own {STARTS_PER_SEED} starts), got {config.seed}")
+    goals, folds, per_step = len(get_task(config.task).goals), config.world_model.exam.folds, config.train.starts_per_step
+    rounds = -(-per_step // goals)
+    asked = (
+        ("demonstrations", "collect.demonstrations", goals, "one for each goal"),
+        ("base rollouts", "world_model.base_groups", goals * folds, f"one for each goal in each of {folds} exam folds"),
+        ("perturbed demonstrations", "world_model.perturbed", 1, "the model must see failures near success"),
+        ("training", "train.training_starts", goals * rounds, f"a step asks for {per_step}, {goals} goals in turn"),
+    )
+    for purpose, key, least, reason in asked:
+        group, name = key.split(".")
+        got = getattr(getattr(config, group), name)
+        if got < least:
+            raise ValueError(f"expected {key} >= {least} ({reason}), got {got}")
+        if got > room(purpose):
+            raise ValueError(f"expected {key} <= {room(purpose)} (the starts that a run seed has for {purpose}), got {got}")

@@ -14,11 +14,12 @@ from vla.session import Session, run_in_session
 from wmrl.checkpoint import load_latest
 from wmrl.files import read_json, read_json_lines
 from wmrl.ledger import Ledger
-from wmrl.progress import note, stage
+from wmrl.progress import Progress, note, stage
 from wmrl.state_codec import state_hash
 from wmrl.types import Start
 
 DECODINGS = {"greedy": True, "sampled": False}
+PAIRED_TESTS = {"greedy": "paired_test", "sampled": "paired_test_sampled"}
 Records = list[dict[str, Any]]
 
 
@@ -40,17 +41,25 @@ def run(session: Session) -> None:
                 results[f"final-{decoding}"] = evaluate_once(session, final, starts, name=f"final-{decoding}")
         summary = summarise_run(session, results)
         session.run.write_summary(summary)
-        for name, records in results.items():
-            if not records:
-                continue
+        for line in lines(results, summary):
+            note(line)
+
+
+def lines(results: dict[str, Records], summary: dict[str, Any]) -> list[str]:
+    """For people: a line for every evaluation, and one for every paired test."""
+    said = []
+    for name, records in results.items():
+        if records:
             numbers = summarise(records)
             low, high = numbers["interval"]
-            note(f"{name}: {numbers['success_at_end']:.3f} [{low:.3f}, {high:.3f}], n {numbers['episodes']}")
-        if "paired_test" in summary:
-            test = summary["paired_test"]
+            said.append(f"{name}: {numbers['success_at_end']:.3f} [{low:.3f}, {high:.3f}], n {numbers['episodes']}")
+    for decoding, name in PAIRED_TESTS.items():
+        if name in summary:
+            test = summary[name]
             low, high = test["interval"]
             rest = f"McNemar p {test['p_value']:.3g}, n {test['n']}"
-            note(f"final minus base, greedy: {test['difference']:+.3f} [{low:+.3f}, {high:+.3f}], {rest}")
+            said.append(f"final minus base, {decoding}: {test['difference']:+.3f} [{low:+.3f}, {high:+.3f}], {rest}")
+    return said
 
 
 def evaluate_once(session: Session, policy: ChunkPolicy, starts: Sequence[Start], *, name: str) -> Records:
@@ -75,8 +84,8 @@ def _evaluate(
     if (folder / "summary.json").exists() and read_json(folder / "summary.json").get("evaluated") == wanted:
         return read_json_lines(folder / "episodes.jsonl")
     decoding = name.rsplit("-", 1)[-1]
-    with session.ledger.phase("evaluate"):
-        rollouts = evaluate(world, policy, starts, greedy=DECODINGS.get(decoding, True))
+    with session.ledger.phase("evaluate"), Progress(name, len(starts), unit="episode") as progress:
+        rollouts = evaluate(world, policy, starts, greedy=DECODINGS.get(decoding, True), on_wave=progress.update)
     session.ledger.record(f"evaluation {name}", rollouts, free=True)
     records = episode_records(rollouts, policy=name.rsplit("-", 1)[0], decoding=decoding, chunk=session.config.policy.chunk)
     session.run.write_episodes(name, records, {**summarise(records), "evaluated": wanted})
@@ -97,7 +106,7 @@ def summarise_run(session: Session, results: dict[str, Records]) -> dict[str, An
         swapped = results["base-swapped"]
         summary["base_swapped_instruction"] = summarise(swapped)
         summary["swap_test"] = compare(results["base-greedy"][: len(swapped)], swapped)
-    for decoding, name in (("greedy", "paired_test"), ("sampled", "paired_test_sampled")):
+    for decoding, name in PAIRED_TESTS.items():
         if results.get(f"base-{decoding}") and results.get(f"final-{decoding}"):
             summary[name] = compare(results[f"base-{decoding}"], results[f"final-{decoding}"])
     metrics = session.run.metrics()

@@ -6,7 +6,7 @@ Shape legend: B episodes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tasks.starts import load_manifest
@@ -29,9 +29,16 @@ def evaluation_starts(task: str, split: str, episodes: int) -> list[Start]:
     return list(starts[:episodes])
 
 
-def evaluate(environment: Environment, policy: Policy, starts: Sequence[Start], *, greedy: bool) -> Rollouts:
-    """One episode per start."""
-    return collect(environment, policy, starts, [0] * len(starts), seed=NOISE_SEED, greedy=greedy)
+def evaluate(
+    environment: Environment,
+    policy: Policy,
+    starts: Sequence[Start],
+    *,
+    greedy: bool,
+    on_wave: Callable[[int], None] | None = None,
+) -> Rollouts:
+    """One episode per start; `on_wave` as in `collect`."""
+    return collect(environment, policy, starts, [0] * len(starts), seed=NOISE_SEED, greedy=greedy, on_wave=on_wave)
 
 
 def episode_records(rollouts: Rollouts, *, policy: str, decoding: str, chunk: int) -> list[dict[str, Any]]:

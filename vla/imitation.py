@@ -47,6 +47,9 @@ class ImitationConfig:
             raise ValueError(
                 f"expected positive learning_rate and label_width, got {self.learning_rate} and {self.label_width}"
             )
+        for name in ("weight_decay", "object_weight", "shift_pixels", "max_gradient_norm"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"expected {name} >= 0, got {getattr(self, name)}")
 
 
 class Imitation:
@@ -85,8 +88,8 @@ class Imitation:
         rows = torch.randint(0, len(self.data), (self.config.batch_size,), generator=generator)
         device, width = self.policy.device, self.config.label_width
         frames = {
-            name: shift_frames(tensor[rows], self.config.shift_pixels, generator).to(device)
-            for name, tensor in self.data.frames.items()
+            name: shift_frames(self.data.frames[name][rows], self.config.shift_pixels, generator).to(device)
+            for name in self.policy.config.encoder.cameras
         }
         proprio, language = self.proprio[rows].to(device), self.language[self.data.episode[rows]].to(device)
         with autocast(device, self.precision):
@@ -132,12 +135,15 @@ def soft_cross_entropy(logits: Tensor, actions: Tensor, present: Tensor, width: 
 
 
 def check_compatible(policy: ChunkPolicy, data: Demonstrations) -> None:
-    """Refuse data whose features do not fit the policy, before any training."""
-    config = policy.config
-    expected = {"cameras": sorted(config.encoder.cameras), "action_size": config.action_size}
-    expected |= {"proprio_size": config.encoder.proprio_size, "image_size": config.encoder.image_size}
-    got = {"cameras": sorted(data.frames), "action_size": data.actions.shape[1]}
-    got |= {"proprio_size": data.proprio.shape[1], "image_size": next(iter(data.frames.values())).shape[1]}
+    """Refuse data whose features do not fit the policy, before any training. Cameras that the policy does not use may be
+    there."""
+    config, encoder = policy.config, policy.config.encoder
+    expected = {"cameras": list(encoder.cameras), "action_size": config.action_size}
+    expected |= {"proprio_size": encoder.proprio_size, "image_size": encoder.image_size}
+    frames = {camera: data.frames[camera] for camera in encoder.cameras if camera in data.frames}
+    got = {"cameras": list(frames), "action_size": data.actions.shape[1], "proprio_size": data.proprio.shape[1]}
+    sizes = [tensor.shape[1] for tensor in frames.values() if tensor.shape[1] != encoder.image_size]
+    got["image_size"] = sizes[0] if sizes else encoder.image_size
     wrong = {name: (expected[name], got[name]) for name in expected if expected[name] != got[name]}
     if wrong:
         text = "; ".join(f"{name}: the policy expects {want}, the dataset has {have}" for name, (want, have) in wrong.items())

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from vla.demonstrations import Demonstrations
+from wmrl.files import read_json
 
 REPOSITORY = "local/wmrl-demonstrations"
 FACTS = "wmrl.json"
@@ -115,7 +116,7 @@ def read_dataset(root: Path) -> Demonstrations:
 def read_facts(root: Path) -> dict[str, Any]:
     """The sidecar of simulator facts; empty for datasets that others recorded."""
     path = root / "meta" / FACTS
-    return json.loads(path.read_text()) if path.is_file() else {}
+    return read_json(path) if path.is_file() else {}
 
 
 def check_dataset(root: Path) -> None:
@@ -125,7 +126,7 @@ def check_dataset(root: Path) -> None:
     info_path = root / "meta" / "info.json"
     if not info_path.is_file():
         raise ValueError(f"expected a LeRobot dataset at {root}, found no meta/info.json; record one with `wmrl-collect`")
-    info = json.loads(info_path.read_text())
+    info = read_json(info_path)
     if info.get("codebase_version") != "v3.0":
         raise ValueError(
             f"expected a LeRobot v3.0 dataset at {root}, got {info.get('codebase_version')!r}; "
@@ -141,7 +142,8 @@ def check_dataset(root: Path) -> None:
             raise ValueError(
                 f"the dataset at {root} was not finalised: {file.relative_to(root)} is cut off; record it again"
             ) from error
-    missing = [key for key in (PROPRIO, ACTION, OBJECTS) if key not in info["features"]]
+    features = info.get("features", {})
+    missing = [key for key in (PROPRIO, ACTION, OBJECTS) if key not in features]
     if missing:
-        have = ", ".join(sorted(info["features"]))
+        have = ", ".join(sorted(features))
         raise ValueError(f"expected the features {PROPRIO}, {ACTION} and {OBJECTS} in {root}, missing {missing}; it has {have}")

@@ -33,7 +33,8 @@ def run(session: Session) -> None:
 
 
 def record_videos(session: Session) -> None:
-    """Base and final policy on the same validation starts, and the final policy's twins where there is a world model.
+    """Base and final policy on the same validation starts, and the final policy's twins where there is a world model; free, as
+    the evaluation is.
 
     Written beside `videos` and renamed at the end, so that a killed report makes all of them again.
     """

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -17,9 +17,10 @@ from sim.real import RealEnvironment
 from tasks.starts import check_no_leak, load_manifest, make_starts
 from tasks.task import Task, get_task
 from vla.checkpoint import read_policy
-from vla.config import STARTS_PER_SEED, RunConfig
+from vla.config import PURPOSES, STARTS_PER_SEED, RunConfig, room
 from vla.encoded import EncodedEnvironment
-from vla.policy import ChunkPolicy
+from vla.language import SentenceEncoder
+from vla.policy import ChunkPolicy, PolicyConfig
 from wmrl.command import run_command
 from wmrl.config import load_resolved
 from wmrl.device import find_device
@@ -27,15 +28,6 @@ from wmrl.files import read_json
 from wmrl.ledger import Ledger
 from wmrl.run_folder import RunFolder
 from wmrl.types import Rollouts, Start
-
-PURPOSES = {
-    "demonstrations": 0,
-    "base rollouts": 2_000,
-    "gradient benchmark": 3_000,
-    "perturbed demonstrations": 6_000,
-    "training": 10_000,
-}
-"""Where each purpose's starts begin within the training starts of a run seed, so that none is used for two."""
 
 MAY_CHANGE = ("simulator.workers", "simulator.timeout_seconds", "evaluate.videos", "runs", "device")
 """Settings that cannot alter a result; the device can, in the last bits, so env.json names it and a change is logged."""
@@ -49,6 +41,7 @@ class Session:
         self.device = find_device(config.device)
         self.task: Task = get_task(config.task)
         torch.set_num_threads(config.threads)
+        check_language(config.policy)
         if config.base is not None:
             check_base(config, config.base)
         self.run = RunFolder(config.folder, config, may_grow=("train.steps",), may_change=MAY_CHANGE)
@@ -101,11 +94,10 @@ class Session:
 
     def starts(self, purpose: str, count: int, offset: int = 0) -> list[Start]:
         """`count` training starts of this run seed for one purpose, checked against the frozen test and validation starts."""
-        following = [begin for begin in (*PURPOSES.values(), STARTS_PER_SEED) if begin > PURPOSES[purpose]]
-        room = min(following) - PURPOSES[purpose]
-        if offset + count > room:
+        most = room(purpose)
+        if offset + count > most:
             raise ValueError(
-                f"expected at most {room} starts for {purpose} (each purpose has its own), got {offset + count}; use fewer"
+                f"expected at most {most} starts for {purpose} (each purpose has its own), got {offset + count}; use fewer"
             )
         begin = self.config.seed * STARTS_PER_SEED + PURPOSES[purpose] + offset
         starts = make_starts(self.task, "train", count, begin)
@@ -153,17 +145,41 @@ def run_in_session(run: Callable[[Session], None], arguments: Sequence[str] | No
     return run_command(work, "robot", RunConfig, arguments)
 
 
+def check_language(policy: PolicyConfig) -> None:
+    """Refuse a sentence encoder that is not there, or whose vectors have another length than the policy reads."""
+    size = read_json(SentenceEncoder(policy.language).folder / "config.json").get("hidden_size")
+    if size is not None and size != policy.encoder.language_size:
+        raise ValueError(
+            f"expected policy.encoder.language_size={size} (hidden_size of policy.language={policy.language}), "
+            f"got {policy.encoder.language_size}; set it to {size}"
+        )
+
+
 def check_base(config: RunConfig, base: Path) -> None:
-    """Refuse a base run that was made under other settings than this run claims."""
+    """Refuse a base run that was made under other settings than this run claims, as far as they shaped what it left."""
     path = base / "config.yaml"
     if not path.is_file():
         raise ValueError(f"expected a run folder with config.yaml as base, found none at {base}; run the first stages there")
-    other = load_resolved(path, RunConfig)
-    for name in ("seed", "task", "policy", "collect", "imitate", "world_model"):
-        if getattr(other, name) != getattr(config, name):
+    try:
+        other = load_resolved(path, RunConfig)
+    except ValueError as error:
+        raise ValueError(f"expected settings of today in {path}, got others: {error}; make the base run again") from error
+    mine, theirs = _shaping(config), _shaping(other)
+    for name in mine:
+        if theirs[name] != mine[name]:
             raise ValueError(
                 f"expected the base run {base} to have the same {name}, it has another; give the same settings as there"
             )
+
+
+def _shaping(config: RunConfig) -> dict[str, Any]:
+    """The settings that shape what a base run leaves to others."""
+    names = ("seed", "task", "policy", "collect", "imitate", "world_model")
+    rollouts = {
+        "train.correction.group_size": config.train.correction.group_size,
+        "privileged train.critic.inputs": sorted(config.recorded),
+    }
+    return {**{name: getattr(config, name) for name in names}, **rollouts}
 
 
 def freeze_encoder(policy: ChunkPolicy) -> ChunkPolicy:

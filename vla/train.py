@@ -29,6 +29,12 @@ from wmrl.trainer import Parts, Trainer, TrainerConfig
 from wmrl.types import Start
 from world_model.exam import judge
 
+FIRST_FIT = (
+    *("base.safetensors", "perturbed.safetensors", "model.safetensors"),
+    *("exam_real.safetensors", "exam_twin.safetensors", "exam_updates.safetensors", "exam.json"),
+)
+"""What the world model stage leaves; without a world model only the base rollouts are read."""
+
 SHOWN = ("real_success", "imagined_success", "imagined_share", "trust", "dose", "rho_low", "real_episodes")
 
 
@@ -60,6 +66,7 @@ def run(session: Session) -> None:
 def build(session: Session, policy: ChunkPolicy) -> Trainer:
     """The parts of a robot run, by plain calls."""
     config = session.config
+    check_first_fit(session)
     real = session.encoded(policy)
     at_keyframes = session.imagines_from_keyframes
     correction = Correction(
@@ -85,6 +92,34 @@ def build(session: Session, policy: ChunkPolicy) -> Trainer:
     return Trainer(settings, parts, config.train.objective)
 
 
+def check_first_fit(session: Session) -> None:
+    """Refuse missing or damaged files of the stage before, while no simulator has started."""
+    config, folder = session.config, session.world_model
+    modelled = config.train.correction.mode != "real"
+    if not modelled and config.base is None and not (folder / FIRST_FIT[0]).exists():
+        return  # training itself makes the base rollouts
+    names = FIRST_FIT if modelled else FIRST_FIT[:1]
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        # the stage leaves a folder with an exam as it is
+        again = f"delete {folder / 'exam.json'} and run" if (folder / "exam.json").exists() else "run"
+        raise ValueError(
+            f"expected {missing[0]} in {folder}, found none; {again} `wmrl-world-model` for {session.base_folder} first"
+        )
+    states = {name: load_state(folder / name) for name in names if name.endswith(".safetensors")}
+    if not modelled:
+        return
+    try:
+        read_exam(session)
+    except TypeError as error:
+        raise ValueError(f"expected every number of an exam and no other in {folder / 'exam.json'}, got {error}") from error
+    if session.imagines_from_keyframes and states["exam_updates.safetensors"]["change"] is None:
+        raise ValueError(
+            "expected a base run whose exam judged updates from keyframes, its train.imagine_from was starts; "
+            "use the same here, or another base"
+        )
+
+
 def begin(session: Session, trainer: Trainer) -> None:
     """What every run starts from: the base rollouts as a first real update, the exam's pairs as first evidence, the exam's
     veto."""
@@ -106,11 +141,6 @@ def seed_evidence(session: Session, correction: Correction) -> None:
     veto. The base run's exam holds both kinds of evidence, and this run's verdict is by the kind that it trains with."""
     real, at_keyframes = load_rollouts(session.world_model / "exam_real.safetensors"), session.imagines_from_keyframes
     exam, change = read_exam(session), load_state(session.world_model / "exam_updates.safetensors")["change"]
-    if at_keyframes and change is None:
-        raise ValueError(
-            "expected a base run whose exam judged updates from keyframes, its train.imagine_from was starts; "
-            "use the same here, or another base"
-        )
     if session.config.base is not None:  # else the stage before has printed it
         for line in exam.lines():
             note(line)

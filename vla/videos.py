@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from vla.encoded import EncodedEnvironment
 from vla.evaluation import NOISE_SEED
 from vla.policy import ChunkPolicy
 from vla.session import Session
@@ -21,7 +20,7 @@ from wmrl.collect import collect
 from wmrl.noise import derive_seed
 from wmrl.progress import Progress
 from wmrl.state_files import load_rollouts
-from wmrl.types import Start
+from wmrl.types import Environment, Rollouts, Start
 from world_model.decoder import FrameDecoder, fit_decoder
 from world_model.latent import LatentWorldModel, states_of
 
@@ -46,6 +45,7 @@ def real_videos(session: Session, folder: Path, policy: ChunkPolicy, starts: Seq
     environment = session.environment
     environment.record_frames(list(range(len(starts))), size=SIZE, full=True)
     rollouts = collect(session.encoded(policy), policy, starts, [0] * len(starts), seed=NOISE_SEED, greedy=True)
+    session.ledger.record("videos", rollouts, free=True)
     frames = environment.frames()
     environment.record_frames([])
     for row, start in enumerate(starts):
@@ -76,14 +76,23 @@ def fitted_decoder(session: Session) -> FrameDecoder:
     return decoder
 
 
+def twins(
+    session: Session, policy: ChunkPolicy, imagination: Environment, starts: Sequence[Start]
+) -> tuple[Rollouts, Rollouts]:
+    """Real rollouts with their frames, and imagined ones from the same starts with the same noise."""
+    members = [0] * len(starts)
+    real = collect(session.encoded(policy), policy, starts, members, seed=NOISE_SEED, record=FRAMES)
+    session.ledger.record("videos", real, free=True)
+    twin = collect(imagination, policy, starts, members, seed=NOISE_SEED)
+    session.ledger.record("videos, imagined", twin, free=True)
+    return real, twin
+
+
 def real_beside_imagined(
     session: Session, folder: Path, policy: ChunkPolicy, model: LatentWorldModel, starts: Sequence[Start]
 ) -> None:
     """Twins, frame by frame at every decision: left the real world, right the imagined one, decoded; same start, same noise."""
-    world: EncodedEnvironment = session.encoded(policy)
-    members = [0] * len(starts)
-    real = collect(world, policy, starts, members, seed=NOISE_SEED, record=FRAMES)
-    twin = collect(model.environment(), policy, starts, members, seed=NOISE_SEED)
+    real, twin = twins(session, policy, model.environment(), starts)
     decoder = fitted_decoder(session)
     for row, start in enumerate(starts):
         decoded = decoder.frames(states_of(twin, DECODED)[row])

@@ -26,7 +26,7 @@ from wmrl.files import read_json, write_json
 from wmrl.keyframes import Keyframes, branches
 from wmrl.noise import derive_seed
 from wmrl.objective import Objective
-from wmrl.progress import note, stage
+from wmrl.progress import Progress, note, stage
 from wmrl.proposal import relative_change
 from wmrl.state_files import load_rollouts, load_state, save_rollouts, save_state, without_inputs
 from wmrl.types import Rollouts, concatenate
@@ -73,9 +73,17 @@ def base_rollouts(session: Session) -> Rollouts:
         starts, members = expand(
             session.starts("base rollouts", config.world_model.base_groups), config.train.correction.group_size
         )
-        with session.ledger.phase("base rollouts"):
-            record = (*FRAMES, *config.recorded)
-            rollouts = collect(session.encoded(policy), policy, starts, members, seed=base_seed(config), record=record)
+        record = (*FRAMES, *config.recorded)
+        with session.ledger.phase("base rollouts"), Progress("base rollouts", len(starts), unit="rollout") as progress:
+            rollouts = collect(
+                session.encoded(policy),
+                policy,
+                starts,
+                members,
+                seed=base_seed(config),
+                record=record,
+                on_wave=progress.update,
+            )
         save_rollouts(path, rollouts)
     rollouts = load_rollouts(path)
     session.book_once("base rollouts", rollouts)
@@ -87,20 +95,27 @@ def perturbed_demonstrations(session: Session) -> Rollouts:
     """Expert episodes led astray on purpose, chunk by chunk, so that the model sees failures near success."""
     config, path = session.config, session.world_model / "perturbed.safetensors"
     if not path.exists():
-        starts = session.starts("perturbed demonstrations", config.world_model.perturbed)
-        with session.ledger.phase("perturbed demonstrations"):
-            raw = perturbed_rollouts(session.environment, starts, seed=derive_seed(config.seed, "perturbed") % 2**32)
+        name, seed = "perturbed demonstrations", derive_seed(config.seed, "perturbed") % 2**32
+        starts = session.starts(name, config.world_model.perturbed)
+        with session.ledger.phase(name), Progress(name, len(starts), unit="episode") as progress:
+            raw = perturbed_rollouts(session.environment, starts, seed=seed, on_done=progress.advance)
         rollouts = encode_rollouts(raw, session.base_policy(), config.recorded)
-        save_rollouts(path, rollouts)
+        save_rollouts(path, replace(rollouts, extra={"planning_seconds": raw.extra["planning_seconds"]}))
     rollouts = load_rollouts(path)
-    session.book_once("perturbed demonstrations", rollouts)
-    if not session.ledger.has(
-        PLANNING
-    ):  # the expert looks one chunk ahead in the simulator and takes it back: executed, so counted
-        session.ledger.record_counts(PLANNING, decisions=rollouts.num_decisions(), episodes=0, seconds=0.0)
-        session.save_ledger()
+    book_perturbed(session, rollouts)
     note(f"perturbed demonstrations: {rollouts.returns().mean():.2f} success on {len(rollouts)} rollouts")
-    return replace(rollouts, member=torch.full_like(rollouts.member, -1))  # no state that the policy itself has reached
+    no_policy = torch.full_like(rollouts.member, -1)  # no state that the policy itself has reached
+    return replace(rollouts, member=no_policy, extra={})
+
+
+def book_perturbed(session: Session, rollouts: Rollouts) -> None:
+    """Book the episodes and, apart, that the expert looked one chunk ahead in the simulator and took it back: executed, so
+    counted."""
+    session.book_once("perturbed demonstrations", rollouts)
+    if not session.ledger.has(PLANNING):
+        seconds = rollouts.extra["planning_seconds"]
+        session.ledger.record_counts(PLANNING, decisions=rollouts.num_decisions(), episodes=0, seconds=float(seconds.sum()))
+        session.save_ledger()
 
 
 def base_seed(config: RunConfig) -> int:
@@ -134,21 +149,29 @@ def build_model(config: RunConfig, policy: ChunkPolicy, beginnings: Beginnings) 
 def examine_cross_fitted(session: Session, policy: ChunkPolicy, base: Rollouts, perturbed: Rollouts) -> tuple[Exam, Fold]:
     """The exam on the base rollouts, each judged by a model that never saw its start: also first evidence for the trust
     state."""
-    config = session.config
+    config = session.config.world_model.exam
+    with Progress("exam", config.folds, unit="fold") as progress:
 
-    def examine_fold(training: Rollouts, held_out: Rollouts) -> Fold:
-        buffer = Buffer()
-        buffer.add(training)
-        model = build_model(config, policy, session_beginnings(session, policy, buffer))
-        model.fit(training, seed=derive_seed(config.seed, "exam", held_out.starts[0].group_key))
-        twin = collect(model.environment(), policy, held_out.starts, held_out.member.tolist(), seed=base_seed(config))
-        session.ledger.record("exam, imagined", twin)
-        change = None
-        if config.train.imagine_from == "keyframes":
-            change = proposed_change(session, policy, model, buffer, held_out)
-        return Fold(held_out, model.member_hazards(held_out), twin, one_chunk_error(model, held_out), change)
+        def examine_next(training: Rollouts, held_out: Rollouts) -> Fold:
+            fold = examine_fold(session, policy, training, held_out)
+            progress.advance()
+            return fold
 
-    return merge(cross_fit(base, perturbed, config.world_model.exam.folds, examine_fold), config.world_model.exam)
+        return merge(cross_fit(base, perturbed, config.folds, examine_next), config)
+
+
+def examine_fold(session: Session, policy: ChunkPolicy, training: Rollouts, held_out: Rollouts) -> Fold:
+    """What a model fitted on the other folds says of this one."""
+    config, buffer = session.config, Buffer()
+    buffer.add(training)
+    model = build_model(config, policy, session_beginnings(session, policy, buffer))
+    model.fit(training, seed=derive_seed(config.seed, "exam", held_out.starts[0].group_key))
+    twin = collect(model.environment(), policy, held_out.starts, held_out.member.tolist(), seed=base_seed(config))
+    session.ledger.record("exam, imagined", twin)
+    change = None
+    if config.train.imagine_from == "keyframes":
+        change = proposed_change(session, policy, model, buffer, held_out)
+    return Fold(held_out, model.member_hazards(held_out), twin, one_chunk_error(model, held_out), change)
 
 
 def proposed_change(

@@ -34,11 +34,13 @@ def collect(
     policy_version: int = 0,
     model_version: int = 0,
     record: Sequence[str] = (),
+    on_wave: Callable[[int], None] | None = None,
 ) -> Rollouts:
     """Play one rollout per (start, member), in waves of `environment.width`, in the caller's order.
 
     The last wave is filled up by repeating its first start, so that batch shapes never change; the extra rows are dropped.
     Observation entries named in `record` are stored in `inputs` beside what the policy itself asked to keep.
+    `on_wave` is told after each wave how many rollouts are finished (progress bars).
     Rewards that are not finite never pass: the rollout counts as INFRASTRUCTURE (real) or CENSORED (imagined), all its
     rewards 0.
     """
@@ -53,6 +55,8 @@ def collect(
         decide = _policy_decider(policy, noise, environment.width)
         wave = play_wave(environment, decide, wave_starts, wave_members, record=record)
         waves.append(wave[: len(rows)])
+        if on_wave is not None:
+            on_wave(rows[-1] + 1)
     return replace(concatenate(waves), policy_version=policy_version, model_version=model_version)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -89,7 +90,7 @@ def _convert_scalar(hint: Any, value: Any, key: str) -> Any:
             raise _wrong(key, "an integer", value)
         return value
     if hint is float:
-        if not isinstance(value, int | float) or isinstance(value, bool):
+        if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value):
             raise _wrong(key, "a number", value)
         return float(value)
     if hint in (str, Path):

@@ -43,6 +43,11 @@ class CriticConfig:
                 f"got folds={self.folds}, members_per_fold={self.members_per_fold}, width={self.width}, "
                 f"steps={self.steps}, batch_size={self.batch_size}"
             )
+        if self.learning_rate <= 0 or self.weight_decay < 0 or self.input_noise < 0:
+            raise ValueError(
+                "expected critic.learning_rate above 0, weight_decay and input_noise at least 0, "
+                f"got {self.learning_rate}, {self.weight_decay} and {self.input_noise}"
+            )
 
 
 class CrossFittedCritic:

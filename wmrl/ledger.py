@@ -1,5 +1,5 @@
-"""The ledger: what was spent, in decisions, episodes and seconds, by purpose. Only the final evaluation is free, and kept
-apart."""
+"""The ledger: what was spent, in decisions, episodes and seconds, by purpose. Only the final evaluation and the videos
+are free, and kept apart."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Ledger:
         self._phases: dict[str, dict[str, float]] = {}
 
     def record(self, purpose: str, rollouts: Rollouts, *, free: bool = False) -> None:
-        """Book a batch under `purpose`; `free` marks the final evaluation, which no budget pays for."""
+        """Book a batch under `purpose`; `free` marks the final evaluation and videos, which no budget pays for."""
         book = self._free if free else self._imagined if rollouts.imagined else self._real
         self._add(book, purpose, rollouts.num_decisions(), len(rollouts), float(rollouts.seconds.sum()))
 

@@ -97,7 +97,7 @@ def trust_and_weights(steps: Numbers, states: Sequence[str], weights: Mapping[st
         seen.add(state)
     for (name, values), colour in zip(weights.items(), (ACCENT, IMAGINED, REAL), strict=False):
         axes.plot(xs, _array(values), ".-", color=colour, label=name)
-    _finish(axes, "training step", "weight", unit_range=True)
+    _finish(axes, "training step", "weight")
     return _svg(figure)
 
 

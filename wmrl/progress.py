@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TextIO
 
@@ -53,6 +53,10 @@ class Progress:
             self._shown = now
             print(self._line(now, numbers), file=self._stream, flush=True)
 
+    def advance(self) -> None:
+        """One more unit is done."""
+        self.update(self._done + 1)
+
     def close(self) -> None:
         """Leave the last state on the screen."""
         if self._bar is not None:
@@ -69,14 +73,6 @@ class Progress:
         left = elapsed / fresh * (self._total - self._done) if fresh else 0.0
         shown = "".join(f", {key} {format_number(value)}" for key, value in numbers.items())
         return f"{self._name}: {self._done}/{self._total} {self._unit}s in {duration(elapsed)}, {duration(left)} left{shown}"
-
-
-def track[T](items: Iterable[T], name: str, total: int, *, unit: str = "step", stream: TextIO | None = None) -> Iterator[T]:
-    """Iterate with progress."""
-    with Progress(name, total, unit=unit, stream=stream) as progress:
-        for done, item in enumerate(items, start=1):
-            yield item
-            progress.update(done)
 
 
 @contextmanager

@@ -62,8 +62,9 @@ class Proposal:
 def relative_change(log_probs: Tensor, real: Rollouts) -> Tensor:
     """(B, T) q / p - 1 of each real decision under another policy q, log_probs (B, T, K), and the policy p that acted.
 
-    Its mean over p's decisions is 0 in every state, whatever q is, so by itself it is uncorrelated with any outcome that the
-    decision does not influence. The logarithm would not do: its mean is -KL(p, q), which differs from state to state.
+    But for the cap its mean over p's decisions is 0 in every state, whatever q is, so by itself it is uncorrelated with any
+    outcome that the decision does not influence. The logarithm would not do: its mean is -KL(p, q), which differs from state
+    to state.
     """
     tokens = torch.where(real.token_mask, log_probs - real.log_probs, 0.0)
     return tokens.sum(-1).clamp(max=MAX_LOG_RATIO).expm1()

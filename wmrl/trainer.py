@@ -268,8 +268,9 @@ def _trained(policy: TrainablePolicy) -> set[str]:
 
 
 def _imagined_share(info: dict[str, float], extra: dict[str, float], *, decisions: float) -> float:
-    """Share of the step's |coefficient| mass on imagined rollouts, the extra updates included; 0 when there is no mass at
-    all. `decisions`: of a real rollout, for each of which a branch of one decision stands."""
+    """Share of the step's |coefficient| mass on imagined rollouts, each extra update counted in full; 0 when there is no mass
+    at all. It says what the updates were made of, not how far each moved the policy. `decisions`: of a real rollout, for each
+    of which a branch of one decision stands."""
     imagined = info.get("mass_imagined", 0.0) + decisions * extra.get("extra_mass_imagined", 0.0)
     total = imagined + info["mass_real"]
     return imagined / total if total > 0 else 0.0

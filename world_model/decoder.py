@@ -25,6 +25,8 @@ class DecoderConfig:
             raise ValueError(
                 f"expected at least 1 step and a batch of at least 1, got steps={self.steps}, batch_size={self.batch_size}"
             )
+        if self.learning_rate <= 0:
+            raise ValueError(f"expected decoder.learning_rate above 0, got {self.learning_rate}")
 
 
 class FrameDecoder(nn.Module):

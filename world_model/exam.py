@@ -132,8 +132,8 @@ def examine(
     change: Tensor | None = None,
 ) -> Exam:
     """Compare real rollouts with the model's replay of their actions (`hazards` (E, B, T)) and with their imagined twins (same
-    order); and, where imagination begins at keyframes, with what proposed updates change: log-probability (B, T) of the real
-    decisions.
+    order); and, where imagination begins at keyframes, with the relative change (B, T) that proposed updates make to the
+    probability of the real decisions.
 
     Replay is judged decision by decision, among the rollouts that still ran: does the model give a higher probability to those
     that succeed in this decision? Judged over whole rollouts it would be meaningless, since a success stops being replayed

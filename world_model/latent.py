@@ -53,9 +53,12 @@ class LatentConfig:
         for name in ("width", "batch_size", "min_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"expected {name} >= 1, got {getattr(self, name)}")
-        for name in ("passes", "low_ridge", "feature_ridge"):
+        for name in ("learning_rate", "passes", "low_ridge", "feature_ridge"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"expected {name} above 0, got {getattr(self, name)}")
+        for name in ("weight_decay", "feature_weight", "input_noise"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"expected {name} >= 0, got {getattr(self, name)}")
         if not 0 < self.own_share <= 1:
             raise ValueError(f"expected own_share in (0, 1], got {self.own_share}")
 

@@ -24,7 +24,7 @@ class ChunkEnsemble(nn.Module):
 
     The change of the low state is ridge regression on the low state, the mean and the slope of the chunk; that of the features
     also on the features. Members add small networks to it, all members to one line. Measured on 128 rollouts: the cube relative
-    to the grip is 0.9 to 1.1 cm off after one chunk, and 1.6 to 2.3 cm with a network of 256 units alone (docs/log.md).
+    to the grip is 0.75 to 1.1 cm off after one chunk, and 1.45 to 2.0 cm with a network of 256 units alone (docs/log.md).
 
     Success is read from the low state and the whole chunk, since averages lose the timing of the gripper; not from the
     features, which at this number of rollouts only teach it the scenes by heart. `precision` (see `wmrl.device.autocast`) is

@@ -85,6 +85,7 @@ def test_perturbed_rollouts_are_laid_out_like_policy_rollouts_with_failures_and_
     assert torch.equal(success == 1.0, rollouts.status == int(Status.SUCCESS))
     assert (rollouts.actions[rollouts.mask == 0] == 0).all()
     assert len(rollouts[:4]) == 4 and not rollouts.imagined and (rollouts.seconds > 0).all()
+    assert rollouts.extra["planning_seconds"].shape == (16,) and (rollouts.extra["planning_seconds"] > 0).all()
     wrong = rollouts.extra["perturbation"] == PERTURBATIONS.index("wrong_cube")
     assert wrong.any() and (success[wrong] == 0).all()
 

@@ -66,6 +66,16 @@ def test_a_resumed_run_equals_the_uninterrupted_one(small_config: PolicyConfig) 
         assert torch.equal(tensor, second.policy.state_dict()[name]), name
 
 
+def test_a_policy_may_use_one_of_the_recorded_cameras(small_config: PolicyConfig) -> None:
+    one = replace(small_config, encoder=replace(small_config.encoder, cameras=("agentview",)))
+    data, seen = make_demonstrations(), []
+    for frames in (data.frames, {"agentview": data.frames["agentview"]}):
+        torch.manual_seed(0)
+        imitation = Imitation(ChunkPolicy(one), replace(data, frames=frames), ImitationConfig(steps=1, batch_size=4), seed=1)
+        seen.append(imitation.step())
+    assert seen[0] == seen[1]
+
+
 def test_data_that_does_not_fit_is_refused_by_name(small_policy: ChunkPolicy) -> None:
     data = make_demonstrations()
     with pytest.raises(ValueError, match=r"action_size: the policy expects 7, the dataset has 6"):
@@ -74,6 +84,8 @@ def test_data_that_does_not_fit_is_refused_by_name(small_policy: ChunkPolicy) ->
         check_compatible(small_policy, make_demonstrations(side=48))
     with pytest.raises(ValueError, match="NaN"):
         replace(data, proprio=data.proprio * float("nan"))
+    with pytest.raises(ValueError, match=r"cameras: the policy expects \['agentview', 'wrist'\], the dataset has \['wrist'\]"):
+        check_compatible(small_policy, replace(data, frames={"wrist": data.frames["wrist"]}))
     constant = data.actions.clone()
     constant[:, 4] = -1.0
     assert replace(data, actions=constant).constant_dimensions() == ["action[4]"]

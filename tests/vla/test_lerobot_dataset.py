@@ -1,6 +1,7 @@
 """What the dataset promises: exact frames, complete or absent, and faults named instead of looked up on a hub."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -55,9 +56,16 @@ def test_missing_and_unfinalised_datasets_are_named(tmp_path: Path) -> None:
         read_dataset(root)
 
 
-def test_a_dataset_without_the_needed_features_is_refused(dataset: Path, tmp_path: Path) -> None:
-    import shutil
+@pytest.mark.parametrize("name", ["info.json", "wmrl.json"])
+def test_a_broken_description_is_named(dataset: Path, tmp_path: Path, name: str) -> None:
+    root = tmp_path / "copy"
+    shutil.copytree(dataset, root)
+    (root / "meta" / name).write_text('{"codebase_version": ')
+    with pytest.raises(ValueError, match=f"expected JSON in .*meta/{name}, got a broken file"):
+        read_dataset(root)
 
+
+def test_a_dataset_without_the_needed_features_is_refused(dataset: Path, tmp_path: Path) -> None:
     root = tmp_path / "copy"
     shutil.copytree(dataset, root)
     info = json.loads((root / "meta" / "info.json").read_text())

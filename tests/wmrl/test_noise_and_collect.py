@@ -59,6 +59,16 @@ def test_results_do_not_depend_on_the_width_of_the_environment(width: int) -> No
     assert torch.equal(reference.final["index"], other.final["index"])
 
 
+def test_progress_counts_up_to_all_rollouts_and_changes_none() -> None:
+    policy, world = SoftmaxPolicy(12, 3), ChainWorld(width=8)
+    rows, members = expand(STARTS, 4)
+    finished: list[int] = []
+    watched = collect(world.environment(), policy, rows, members, seed=7, on_wave=finished.append)
+    assert finished == [8, 16, 20] and len(watched) == 20
+    alone = collect(world.environment(), policy, rows, members, seed=7)
+    assert torch.equal(watched.actions, alone.actions) and torch.equal(watched.rewards, alone.rewards)
+
+
 def test_real_rollouts_have_hard_masks_and_one_reward_at_the_success() -> None:
     rows, members = expand(STARTS, 40)
     real = collect(ChainWorld().environment(), SoftmaxPolicy(12, 3), rows, members, seed=0)

@@ -164,6 +164,8 @@ def test_a_saved_model_predicts_and_goes_on_as_the_saved_one() -> None:
         ({"members": 1}, "at least 2 ensemble members .*, got 1"),
         ({"min_steps": 0}, "expected min_steps >= 1, got 0"),
         ({"width": 0}, "expected width >= 1, got 0"),
+        ({"learning_rate": 0.0}, "expected learning_rate above 0, got 0.0"),
+        ({"input_noise": -0.1}, "expected input_noise >= 0, got -0.1"),
         ({"passes": 0.0}, "expected passes above 0, got 0.0"),
         ({"low_ridge": 0.0}, "expected low_ridge above 0, got 0.0"),
         ({"feature_ridge": -1.0}, "expected feature_ridge above 0, got -1.0"),
