@@ -55,6 +55,8 @@ class Exam:
     real_interval: tuple[float, float]
     real_hazard: float
     replayed_hazard: float
+    real_hazard_by_decision: tuple[float, ...]
+    replayed_hazard_by_decision: tuple[float, ...]
     imagined_success: float
     gap: float
     gap_interval: tuple[float, float]
@@ -82,8 +84,9 @@ class Exam:
             f"  success: real {self.real_success:.2f} [{low:.2f}, {high:.2f}], imagined {self.imagined_success:.2f}; "
             f"gap {self.gap:+.2f} [{self.gap_interval[0]:+.2f}, {self.gap_interval[1]:+.2f}]",
             f"  replay of the recorded actions, success in a decision: real {self.real_hazard:.3f}, replayed "
-            f"{self.replayed_hazard:.3f}, AUROC {self.auroc:.2f}, "
-            f"by decision {' '.join(f'{value:.2f}' for value in self.auroc_by_decision)}",
+            f"{self.replayed_hazard:.3f}, AUROC {self.auroc:.2f}",
+            f"    by decision: real {_row(self.real_hazard_by_decision)}, replayed {_row(self.replayed_hazard_by_decision)}, "
+            f"AUROC {_row(self.auroc_by_decision)}",
             f"  twins: Brier {self.brier:.3f}, real failures imagined as success {self.false_success:.2f}",
             f"  within-start agreement of real and imagined returns {self.within_start_twin:+.2f} "
             f"[{self.within_start_interval[0]:+.2f}, {self.within_start_interval[1]:+.2f}], sign {self.sign_agreement:.2f}",
@@ -154,6 +157,8 @@ def examine(
         "real_interval": tuple(wilson_interval(int((outcome > 0.5).sum()), len(real))[1:]),
         "real_hazard": real.rewards[at_risk].mean().item(),
         "replayed_hazard": hazard[at_risk].mean().item(),
+        "real_hazard_by_decision": by_columns(real.rewards, at_risk),
+        "replayed_hazard_by_decision": by_columns(hazard, at_risk),
         "imagined_success": imagined.mean().item(),
         "gap": gaps.mean().item(),
         "gap_interval": mean_interval(group_means(gaps, group)),
@@ -186,6 +191,16 @@ def agreement_of_updates(real: Rollouts, change: Tensor) -> dict[str, Any]:
         "update_interval": agreement.bounds(1.96),
         "update_decisions": decisions,
     }
+
+
+def by_columns(values: Tensor, at_risk: Tensor) -> tuple[float, ...]:
+    """Mean of values (B, T) in each decision over the rollouts that still ran there; NaN where none did."""
+    counts = at_risk.sum(0)
+    return tuple((torch.where(at_risk, values, 0.0).sum(0) / counts).tolist())
+
+
+def _row(values: Sequence[float]) -> str:
+    return " ".join(f"{value:.2f}" for value in values)
 
 
 def hazard_auroc(hazard: Tensor, rewards: Tensor, at_risk: Tensor) -> tuple[tuple[float, ...], float]:

@@ -126,7 +126,7 @@ def _ridge(inputs: Tensor, targets: Tensor, weight: float) -> Tensor:
     """(X'X + weight)^-1 X'Y in float64, X (B, D) with the constant first, which is not penalised, Y (B, O) -> (D, O) (Hoerl and
     Kennard 1970)."""
     inputs, targets = inputs.double(), targets.double()
-    penalty = torch.full_like(inputs[0], weight)
+    penalty = inputs.new_full((inputs.shape[1],), weight)
     penalty[0] = 1e-6
     information = inputs.T @ inputs + torch.diag(penalty)
     return torch.linalg.solve(information, inputs.T @ targets).float()

@@ -1,5 +1,6 @@
 """What the exam promises: known answers, folds that never judge their own data, a veto for a model that believes everything."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,18 @@ import torch
 from tests.world_model.conftest import HORIZON, STARTS, record_rollouts
 from wmrl.correction.advantages import advantages
 from wmrl.types import Rollouts, Start
-from world_model.exam import Exam, ExamConfig, Fold, best_of_group, cross_fit, examine, hazard_auroc, merge, sign_agreement
+from world_model.exam import (
+    Exam,
+    ExamConfig,
+    Fold,
+    best_of_group,
+    by_columns,
+    cross_fit,
+    examine,
+    hazard_auroc,
+    merge,
+    sign_agreement,
+)
 
 
 def grouped() -> Rollouts:
@@ -116,6 +128,12 @@ def test_sign_agreement_and_best_of_group_on_paper() -> None:
     assert sign_agreement(outcome, torch.tensor([0.9, 0.1, 0.8, 0.3]), group) == 0.5
     assert sign_agreement(outcome, torch.zeros(4), group) == 0.5
     assert best_of_group(outcome, torch.tensor([0.9, 0.1, 0.8, 0.3]), group)[0] == pytest.approx(0.0)
+
+
+def test_success_by_decision_counts_the_rollouts_that_still_run() -> None:
+    values, at_risk = torch.tensor([[0.0, 1.0], [1.0, 9.0], [0.5, 0.0]]), torch.tensor([[1, 1], [1, 0], [0, 1]]) > 0
+    assert by_columns(values, at_risk) == (0.5, 0.5)
+    assert math.isnan(by_columns(values, torch.zeros(3, 2, dtype=torch.bool))[0])
 
 
 def test_every_fold_learns_and_judges_every_instruction() -> None:
