@@ -21,7 +21,7 @@ from vla.config import TrainConfig
 from vla.lerobot_dataset import write_dataset
 from vla.policy import ChunkPolicy
 from vla.train import FIRST_FIT
-from wmrl.correction import CorrectionConfig
+from wmrl.correction import Correction, CorrectionConfig
 from wmrl.state_files import save_state
 from world_model.exam import Exam
 
@@ -127,7 +127,8 @@ def test_a_setting_that_cannot_be_used_is_refused_before_a_folder_is_made(shell:
 
 @pytest.mark.parametrize("without", [{"gate": "shut"}, {"mode": "real"}])
 def test_a_dose_of_nought_is_fine_where_nothing_is_to_be_imagined(without: dict[str, str]) -> None:
-    TrainConfig(correction=CorrectionConfig(max_dose=0, dose=0, **without))  # type: ignore[arg-type]
+    config = TrainConfig(correction=CorrectionConfig(max_dose=0, dose=0, **without))  # type: ignore[arg-type]
+    assert Correction(config.correction, judged_by_updates=True).dose() == 0
 
 
 @pytest.mark.parametrize("command", COMMANDS)

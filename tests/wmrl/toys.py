@@ -1,4 +1,4 @@
-"""Trainers on the toy worlds, and the comparison of their states."""
+"""Trainers on the toy worlds, the comparison of their states, and seeded numbers."""
 
 from __future__ import annotations
 
@@ -65,3 +65,11 @@ def states_equal(first: Any, second: Any) -> bool:
     if isinstance(first, Tensor):
         return first.dtype == second.dtype and torch.equal(first, second)
     return first == second or (first != first and second != second)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
