@@ -105,7 +105,7 @@ def test_the_run_folder_keeps_its_contract(runs: tuple[Path, Path]) -> None:
         assert all((run / name).is_file() for name in files)
         assert list((run / "tensorboard").glob("events.*"))
         kinds = sorted(path.name.split(" - ")[0] for path in (run / "videos").iterdir())
-        assert kinds == ["base", "final", "real beside imagined"]
+        assert kinds == ["base", "final after step 2", "real beside imagined"]
         last = run / "checkpoints" / "last"
         assert last.is_symlink() and last.resolve().name == "000002"
         assert {path.name for path in last.iterdir()} == {"pretrained_model", "training_state"}
