@@ -21,10 +21,9 @@ from sim.real import RealEnvironment
 from tasks.starts import make_starts
 from tasks.task import get_task
 from vla.checkpoint import read_policy
-from vla.config import STARTS_PER_SEED, RunConfig
+from vla.config import PURPOSES, STARTS_PER_SEED, RunConfig
 from vla.encoded import EncodedEnvironment
 from vla.policy import ChunkPolicy
-from vla.session import PURPOSES
 from wmrl.collect import collect, expand
 from wmrl.config import load_resolved
 from wmrl.correction.advantages import real_advantages

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from vla.config import CollectConfig, RunConfig
-from vla.session import PURPOSES, Session, check_base
+from vla.config import PURPOSES, CollectConfig, RunConfig
+from vla.session import Session, check_base
 from wmrl.config import resolved_yaml
 from wmrl.critic import CriticConfig
 
