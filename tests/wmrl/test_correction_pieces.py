@@ -14,7 +14,6 @@ from wmrl.correction.advantages import TaskScale, advantages, lambda_advantages,
 from wmrl.correction.anchors import inclusion_probabilities, systematic_sample
 from wmrl.correction.combine import Combination, fusion, imagined_coefficients, match, merge, real_coefficients
 from wmrl.correction.control import Moments
-from wmrl.correction.debias import MapConfig, Offsets, WithinGroupMap
 from wmrl.correction.variance import VarianceCalibration, baseline_weights, effective_sample_size, spread_variance
 from wmrl.toy import rollouts_of
 from wmrl.types import Rollouts
@@ -132,79 +131,6 @@ def test_the_task_scale_is_a_floored_root_of_past_within_group_variance() -> Non
     assert scale(real.starts)[0] == pytest.approx(math.sqrt(1 / 3))
     scale.update(rollouts_of(torch.ones(1, 4)))
     assert scale(real.starts)[0] == 0.25
-
-
-# Debiasing
-
-
-def observe_map(learner: WithinGroupMap, *, slope: float, weight: float, groups: int, noise: float, seed: int = 0) -> None:
-    """Pairs R = slope * rhat + weight * phi + noise inside groups of 8, with a large offset per group."""
-    size = 8 * groups
-    predictions, features = normal(size, seed=seed), normal(size, 1, seed=seed + 1)
-    index = torch.arange(groups).repeat_interleave(8)
-    offset = 5 * normal(groups, seed=seed + 2)[index]
-    returns = slope * predictions + weight * features[:, 0] + noise * normal(size, seed=seed + 3)
-    learner.update(predictions + offset, features, returns, index, torch.ones(size, dtype=torch.bool))
-
-
-def shift_of(learner: WithinGroupMap, predictions: Tensor, features: Tensor) -> Tensor:
-    size = len(predictions)
-    return learner.shift(predictions, features, torch.zeros(size, dtype=torch.long), torch.ones(size, dtype=torch.bool))[0]
-
-
-def test_without_pairs_the_map_is_the_identity_with_prior_variance() -> None:
-    learner = WithinGroupMap(MapConfig(), 1)
-    predictions = torch.tensor([1.0, -1.0], dtype=torch.float64)
-    shift, variance = learner.shift(predictions, torch.zeros(2, 1), torch.zeros(2, dtype=torch.long), torch.ones(2).bool())
-    assert torch.equal(shift, torch.zeros(2, dtype=torch.float64))
-    torch.testing.assert_close(variance, torch.full((2,), 0.25, dtype=torch.float64))
-
-
-def test_the_map_finds_slope_and_feature_whatever_the_offsets() -> None:
-    learner = WithinGroupMap(MapConfig(), 1)
-    for step in range(40):
-        observe_map(learner, slope=0.4, weight=-0.6, groups=4, noise=0.2, seed=10 * step)
-    predictions, features = torch.tensor([1.0, -1.0]), torch.tensor([[1.0], [-1.0]])
-    got = predictions + shift_of(learner, predictions, features)
-    torch.testing.assert_close(got, torch.tensor([-0.2, 0.2], dtype=torch.float64), atol=0.03, rtol=0)
-    assert learner.helps and learner.noise == pytest.approx(0.04, rel=0.3)
-
-
-def test_simpson_gives_a_negative_slope() -> None:
-    """Offsets between groups make the pooled correlation positive; the within-group map must turn the sign (method T9)."""
-    learner = WithinGroupMap(MapConfig(), 1)
-    for step in range(30):
-        observe_map(learner, slope=-0.7, weight=0.0, groups=4, noise=0.1, seed=10 * step)
-    assert learner.slope == pytest.approx(-0.7, abs=0.05)
-
-
-def test_information_winds_down_to_the_prior_without_data() -> None:
-    learner = WithinGroupMap(MapConfig(discount=0.5), 1)
-    observe_map(learner, slope=0.0, weight=0.0, groups=50, noise=0.1)
-    assert abs(learner.slope) < 0.1
-    empty = torch.zeros(0, dtype=torch.float64)
-    for _ in range(60):
-        learner.update(empty, torch.zeros(0, 1), empty, torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.bool))
-    assert learner.slope == pytest.approx(1.0, abs=1e-6)
-
-
-def test_a_map_that_would_not_have_helped_is_not_used() -> None:
-    """The relation turns around at every step: what the map learned is always wrong, and the gate shuts."""
-    learner = WithinGroupMap(MapConfig(), 1)
-    for step in range(20):
-        observe_map(learner, slope=1.0, weight=1.0 if step % 2 else -1.0, groups=4, noise=0.0, seed=10 * step)
-    assert not learner.helps
-
-
-def test_offsets_report_the_bias_with_an_interval() -> None:
-    offsets = Offsets(discount=1.0)
-    assert math.isnan(offsets.pooled()[0])
-    gaps = [0.2, 0.4, 0.3, 0.3]
-    offsets.update(["a", "a", "b", "b"], gaps)
-    mean, low, high = offsets.pooled()
-    half = 1.96 * float(np.std(gaps)) / math.sqrt(3)
-    assert (mean, low, high) == pytest.approx((0.3, 0.3 - half, 0.3 + half))
-    assert offsets.task("a") == pytest.approx(0.3) and offsets.task("unknown") == 0.0
 
 
 # Variance
